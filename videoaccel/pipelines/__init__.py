@@ -1,0 +1,1 @@
+"""Model families: one file each, behind the protocol in family.py."""
