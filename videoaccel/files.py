@@ -25,7 +25,9 @@ def replacing(path: str | os.PathLike[str]) -> Iterator[Path]:
     if target.is_dir():
         raise UserError(f"cannot write {str(target)!r}: it is a folder; give a file name inside it")
     if not target.parent.is_dir():
-        raise UserError(f"cannot write {str(target)!r}: there is no folder {str(target.parent)!r}; make it first")
+        raise UserError(
+            f"cannot write {str(target)!r}: there is no folder {str(target.parent)!r}; make it first"
+        )
     temporary = target.with_name(f".{uuid.uuid4().hex}{target.suffix}")
     try:
         # Not tempfile: its files are private, and a result is for whoever the umask lets read it.

@@ -1,0 +1,338 @@
+"""The per-request record: what was asked, what was served, what it cost, which limit bound.
+
+`Receipt` is the finished record, immutable, JSON in and out. `Recorder` is the one object that holds a
+request's record while it runs: made at the request's start, dropped at its end.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from typing import Any, Literal, Self
+
+from videoaccel.config import AccelConfig, RiskBudget
+from videoaccel.errors import UserError
+from videoaccel.files import write_text
+from videoaccel.schema import fields_of, from_plain, strict, to_plain
+
+FORMAT = 1
+"""Version of the receipt's JSON; raised when a key changes its meaning or goes."""
+
+Stage = Literal["encode", "denoise", "decode", "mux"]
+STAGES: tuple[Stage, ...] = ("encode", "denoise", "decode", "mux")
+
+
+@strict
+@dataclass(frozen=True, kw_only=True)
+class Forwards:
+    """Transformer forwards by kind, summed over guidance branches; `total` is the work a dense run does.
+
+    Attributes:
+        dense: run in full.
+        sparse: run with sparse attention.
+        probe: run in part, to decide. They cost time, so they count as forwards.
+        reused: not run; the velocity was forecast.
+    """
+
+    dense: int = 0
+    sparse: int = 0
+    probe: int = 0
+    reused: int = 0
+
+    @property
+    def run(self) -> int:
+        """Forwards that were run, in full or in part."""
+        return self.dense + self.sparse + self.probe
+
+
+@strict
+@dataclass(frozen=True, kw_only=True)
+class Timings:
+    """Seconds, each stage timed after device synchronisation.
+
+    Attributes:
+        encode_s, denoise_s, decode_s, mux_s: per stage; `mux_s` is writing the mp4, sound included.
+        step_s: one entry a denoising step.
+    """
+
+    encode_s: float = 0.0
+    denoise_s: float = 0.0
+    decode_s: float = 0.0
+    mux_s: float = 0.0
+    step_s: tuple[float, ...] = ()
+
+    @property
+    def total_s(self) -> float:
+        """The four stages together."""
+        return self.encode_s + self.denoise_s + self.decode_s + self.mux_s
+
+
+@strict
+@dataclass(frozen=True, kw_only=True)
+class Rejected:
+    """An implementation that was not chosen, and why."""
+
+    impl: str
+    why: str
+
+
+@strict
+@dataclass(frozen=True, kw_only=True)
+class KernelChoice:
+    """What ran for one op.
+
+    Attributes:
+        op: the op, as in "attention".
+        impl: the implementation chosen.
+        why: the reason.
+        rejected: better candidates that were turned down, each with its reason.
+    """
+
+    op: str
+    impl: str
+    why: str
+    rejected: tuple[Rejected, ...] = ()
+
+
+@strict
+@dataclass(frozen=True, kw_only=True)
+class Memory:
+    """Bytes.
+
+    Attributes:
+        state: held by techniques for this request at its largest (caches, tile lists).
+        peak_allocated, peak_reserved: of the device over the request; None where it doesn't say (CPU).
+    """
+
+    state: int = 0
+    peak_allocated: int | None = None
+    peak_reserved: int | None = None
+
+
+@strict
+@dataclass(frozen=True, kw_only=True)
+class Receipt:
+    """One request's record.
+
+    Attributes:
+        tier_asked, tier_served: they differ only where a note says why.
+        budget: the risk budget in force; None where the tier has none.
+        spend: risk spent, per stream, in the budget's unit. Empty where nothing spends.
+        binding_limit: what stopped more from being saved; None where nothing was there to save.
+        model: the checkpoint, as given.
+        weights: "pretrained" or "random". A clip of random weights is only a timing.
+        family, task: the adapter and the task served.
+        device: name of the device that denoised.
+        width, height: canvas, pixels.
+        frames: frames decoded.
+        fps: frames a second.
+        seed: seed of the initial noise.
+        rows: rows of the packed sequence, by segment kind (text, reference, audio, video).
+        steps: denoising steps as the stock pipeline counts them.
+        forwards: transformer forwards by kind.
+        memory: bytes.
+        timings: seconds.
+        kernels: what ran for each op; empty at tier `exact`, where diffusers chooses.
+        notes: what differs from what was asked, one sentence each.
+        warnings: what the user should act on, one sentence each.
+        format: version of this record.
+    """
+
+    tier_asked: str
+    tier_served: str
+    budget: RiskBudget | None = None
+    spend: Mapping[str, float] = field(default_factory=dict)
+    binding_limit: str | None = None
+    model: str
+    weights: str
+    family: str
+    task: str
+    device: str
+    width: int
+    height: int
+    frames: int
+    fps: float
+    seed: int
+    rows: Mapping[str, int]
+    steps: int
+    forwards: Forwards
+    memory: Memory = Memory()
+    timings: Timings
+    kernels: tuple[KernelChoice, ...] = ()
+    notes: tuple[str, ...] = ()
+    warnings: tuple[str, ...] = ()
+    format: int = FORMAT
+
+    def to_dict(self) -> dict[str, Any]:
+        """Mappings, lists and scalars; keys that are None are left out."""
+        plain: dict[str, Any] = to_plain(self)
+        return plain
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> Self:
+        """The inverse of `to_dict`.
+
+        Raises:
+            UserError: a record of another format, an unknown, missing or ill-typed key.
+        """
+        if isinstance(values, Mapping) and values.get("format", FORMAT) != FORMAT:
+            raise UserError(
+                f"this version reads receipts of format {FORMAT}, not {values['format']!r}: read it with the "
+                "version that wrote it"
+            )
+        receipt: Self = from_plain(cls, values)
+        return receipt
+
+    def to_json(self) -> str:
+        """Indented JSON, newline at the end."""
+        return json.dumps(self.to_dict(), indent=2, allow_nan=False, ensure_ascii=False) + "\n"
+
+    @classmethod
+    def from_json(cls, text: str) -> Self:
+        """The inverse of `to_json`. Raises `UserError` as `from_dict`, and on text that is not JSON."""
+        try:
+            values = json.loads(text)
+        except json.JSONDecodeError as error:
+            raise UserError(f"receipt is not valid JSON: {error}") from error
+        return cls.from_dict(values)
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write the JSON to `path`, whole or not at all. Raises `UserError` where it can't be written."""
+        write_text(path, self.to_json())
+
+
+class Recorder:
+    """A request's record while it runs. Use `recording`, which ends it whatever happens.
+
+    Attributes:
+        config: the config in force.
+        tier_served: starts as the tier asked; whoever changes it adds a note.
+        binding_limit: see `Receipt`.
+        state_bytes: largest number of bytes held by techniques so far.
+    """
+
+    def __init__(self, config: AccelConfig, *, sync: Callable[[], None] | None = None) -> None:
+        self.config = config
+        self.tier_served = config.tier
+        self.binding_limit: str | None = None
+        self.state_bytes = 0
+        self._sync = sync
+        self._facts: dict[str, Any] = {}
+        self._seconds: dict[str, float] = dict.fromkeys((f"{stage}_s" for stage in STAGES), 0.0)
+        self._steps: list[float] = []
+        self._forwards: dict[str, int] = {}
+        self._spend: dict[str, float] = {}
+        self._kernels: dict[str, KernelChoice] = {}
+        self._notes: dict[str, None] = {}  # dicts, as ordered sets: a thing is said once
+        self._warnings: dict[str, None] = {}
+        self._end = ExitStack()
+
+    def describe(self, **facts: Any) -> None:
+        """Set fields of the receipt that are known as they are (`task=`, `rows=`, `model=`, ...)."""
+        for key, value in facts.items():
+            if key not in fields_of(Receipt):
+                raise TypeError(f"Receipt has no field {key!r}")
+            self._facts[key] = value
+
+    @contextmanager
+    def stage(self, name: Stage) -> Iterator[None]:
+        """Time a stage, the device synchronised at both ends. Repeated stages add up; errors count too."""
+        if self._sync:
+            self._sync()
+        start = time.perf_counter()
+        try:
+            yield
+        finally:
+            if self._sync:
+                self._sync()
+            self.add_seconds(name, time.perf_counter() - start)
+
+    def add_seconds(self, name: Stage, seconds: float) -> None:
+        """Book seconds that were measured elsewhere."""
+        self._seconds[f"{name}_s"] += seconds
+
+    def step(self, seconds: float, **forwards: int) -> None:
+        """Book one denoising step: its seconds, and its forwards by kind, as in `step(0.1, dense=2)`."""
+        for kind, count in forwards.items():
+            if kind not in fields_of(Forwards):
+                raise TypeError(f"Forwards has no kind {kind!r}")
+            self._forwards[kind] = self._forwards.get(kind, 0) + count
+        self._steps.append(seconds)
+
+    def spend(self, stream: str, cost: float) -> None:
+        """Book risk, in the budget's unit.
+
+        Raises:
+            ValueError: a cost that is negative or not finite. Whoever meets one runs the step dense and notes
+                why; it never enters the sum, where it would hide every later one.
+        """
+        if not (math.isfinite(cost) and cost >= 0):
+            raise ValueError(f"cost of {stream} must be finite and at least 0, not {cost!r}")
+        self._spend[stream] = self._spend.get(stream, 0.0) + cost
+
+    def hold(self, nbytes: int) -> None:
+        """Say how many bytes techniques hold for this request now; the largest is recorded."""
+        self.state_bytes = max(self.state_bytes, nbytes)
+
+    def kernel(self, choice: KernelChoice) -> None:
+        """Record what runs for an op; the last word on an op counts."""
+        self._kernels[choice.op] = choice
+
+    def note(self, sentence: str) -> None:
+        """Say what differs from what was asked."""
+        self._notes[sentence] = None
+
+    def warn(self, sentence: str) -> None:
+        """Say what the user should act on."""
+        self._warnings[sentence] = None
+
+    def on_end(self, release: Callable[[], None]) -> None:
+        """Call `release` when the request ends, cancel and exception included, last registered first."""
+        self._end.callback(release)
+
+    def close(self) -> None:
+        """Run what `on_end` registered. Idempotent."""
+        self._end.close()
+
+    def receipt(self) -> Receipt:
+        """The record so far.
+
+        Raises:
+            UserError: a required field was never described.
+        """
+        config = self.config
+        budget = config.budget() if config.has_budget() else None
+        values: dict[str, Any] = {
+            "tier_asked": config.tier,
+            "tier_served": self.tier_served,
+            "budget": budget,
+            "spend": dict(self._spend),
+            "binding_limit": self.binding_limit,
+            "forwards": Forwards(**self._forwards),
+            "memory": Memory(state=self.state_bytes),
+            "timings": Timings(**self._seconds, step_s=tuple(self._steps)),
+            "kernels": tuple(self._kernels.values()),
+            "notes": tuple(self._notes),
+            "warnings": tuple(self._warnings),
+        }
+        return Receipt(**values | self._facts)
+
+
+@contextmanager
+def recording(config: AccelConfig, *, sync: Callable[[], None] | None = None) -> Iterator[Recorder]:
+    """A request's recorder, from its start to its end.
+
+    Args:
+        config: the config in force.
+        sync: waits for the device; None on a CPU.
+    """
+    recorder = Recorder(config, sync=sync)
+    try:
+        yield recorder
+    finally:
+        recorder.close()
