@@ -11,7 +11,7 @@ from __future__ import annotations
 import importlib
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Protocol
 
@@ -101,7 +101,8 @@ class ForwardCall:
     Attributes:
         step: the step it belongs to.
         branch: the guidance branch (`cond`, `uncond`).
-        latents: the current sample of each generated stream (generated rows only, conditions left out).
+        latents: the current sample of each generated stream, conditions left out: rows `(L, C)` where the family
+            packs rows, `(1, C, T, H, W)` otherwise. The loop writes to it in place; clone what must last.
         dense: runs the forward and returns the velocity of each generated stream, in the shapes of `latents`.
     """
 
@@ -239,19 +240,36 @@ class Family(ABC):
         """
 
     @abstractmethod
-    def schedules(self, pipe: Any, steps: int, sigmas: list[float] | None = None) -> dict[str, StreamSchedule]:
-        """Per stream, the schedule and coefficients of a run of `steps` steps (or of custom `sigmas`)."""
+    def schedules(
+        self, pipe: Any, steps: int, sigmas: Mapping[str, Sequence[float]] | None = None
+    ) -> dict[str, StreamSchedule]:
+        """Per stream, the schedule and coefficients of a run of `steps` steps, or of custom sigmas a stream.
+
+        The pipeline's own schedulers are copied, so their shift counts and their state does not change.
+        """
+
+    @abstractmethod
+    def canvas(self, pipe: Any, short_edge: int | None = None) -> tuple[int, int]:
+        """`(height, width)` of the model's own aspect ratio at a short edge in pixels, or its default canvas."""
 
     @abstractmethod
     def steps(self, pipe: Any, plan: Plan) -> tuple[StepInfo, ...]:
         """Every denoising step of a plan: its expert, noise levels, coefficients and guidance weights."""
 
     @abstractmethod
-    def start(self, pipe: Any, request: Request) -> Run:
+    def start(
+        self, pipe: Any, request: Request, *, prompt_embeds: torch.Tensor | None = None, decode: bool = True
+    ) -> Run:
         """A run of `request`, nothing computed yet.
 
+        Args:
+            pipe: the pipeline.
+            request: what to make.
+            prompt_embeds: `(1, L, D)` text conditioning to use instead of running the text encoder.
+            decode: False says `Run.decode` will not be called, so its components may be missing.
+
         Raises:
-            UserError: as `resolve`.
+            UserError: as `resolve`, or a component that the run needs is not loaded.
         """
 
     def generate(
@@ -262,14 +280,15 @@ class Family(ABC):
         on_progress: OnProgress | None = None,
         cancel: CancelFlag | None = None,
         controller: Controller | None = None,
+        prompt_embeds: torch.Tensor | None = None,
     ) -> Clip:
-        """All three stages of a request.
+        """All three stages of a request. The arguments are those of `start` and `Run.denoise`.
 
         Raises:
             UserError: as `resolve`.
             Cancelled: `cancel` returned True before a stage or a step.
         """
-        run = self.start(pipe, request)
+        run = self.start(pipe, request, prompt_embeds=prompt_embeds)
         run._check(cancel)
         run._tell(on_progress, "encode", 0, 1)
         run.encode()

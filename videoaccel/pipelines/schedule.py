@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -30,7 +31,7 @@ class StreamSchedule:
 
 
 def stream_schedule(
-    scheduler: Any, steps: int | None = None, sigmas: list[float] | None = None
+    scheduler: Any, steps: int | None = None, sigmas: Sequence[float] | None = None
 ) -> StreamSchedule:
     """Probe a copy of `scheduler` for the linear map of one run; the scheduler itself is not touched.
 
@@ -56,7 +57,7 @@ def stream_schedule(
         raise UserError(f"{type(scheduler).__name__} with an SDE solver adds noise; use its ODE algorithm_type.")
     probe = copy.deepcopy(scheduler)
     if sigmas is not None:
-        probe.set_timesteps(sigmas=sigmas)
+        probe.set_timesteps(sigmas=list(sigmas))
     else:
         probe.set_timesteps(steps)
     timesteps = probe.timesteps

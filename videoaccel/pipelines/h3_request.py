@@ -1,0 +1,220 @@
+"""Checks a MiniMax-H3 request against the model at hand and fills in its defaults."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from videoaccel.errors import UserError, unknown
+from videoaccel.pipelines.facts import ModelFacts
+from videoaccel.pipelines.request import Plan, Request
+
+TASKS = ("t2va", "fl2va", "ref2va")
+# What the released checkpoint accepts; the defaults of diffusers' MiniMaxH3Ref2VASetupStep.
+LIMITS = {"image": 9, "video": 3, "audio": 3}
+MAX_REFERENCES = 12
+MAX_ASPECT = 4
+MAX_STEPS = 1000
+
+
+def facts_of(pipe: Any) -> ModelFacts:
+    """The checkpoint's facts; a pipeline of the stock class has the stock ones."""
+    facts = getattr(pipe, "model_facts", None)
+    return facts if isinstance(facts, ModelFacts) else ModelFacts()
+
+
+def task_of(request: Request) -> str:
+    """The task a request means, by name or by what it carries.
+
+    Raises:
+        UserError: an unknown task, or inputs that belong to another one.
+    """
+    keyframes = request.first_frame is not None or request.last_frame is not None
+    implied = "ref2va" if request.references else "fl2va" if keyframes else "t2va"
+    task = request.task or implied
+    if task not in TASKS:
+        raise unknown("task", task, TASKS)
+    if request.references and keyframes:
+        raise UserError("references and keyframes cannot be combined; drop --reference or --first-frame/--last-frame")
+    if task == "ref2va" and not request.references:
+        raise UserError("task ref2va needs at least one --reference")
+    if task == "fl2va" and not keyframes:
+        raise UserError("task fl2va needs --first-frame, --last-frame or both")
+    if task != implied:
+        raise UserError(f"task {task} takes no {'references' if request.references else 'keyframes'}; use {implied}")
+    return task
+
+
+def canvas_for(pipe: Any, short_edge: int | None = None) -> tuple[int, int]:
+    """The default `(height, width)`, or the same shape at another short edge, on the model's own grid."""
+    from diffusers.modular_pipelines.minimax_h3.modular_pipeline import resolve_canvas_size
+
+    canvas = facts_of(pipe).canvas
+    edge, area = pipe.config.canvas_short_edge, pipe.config.canvas_max_pixels
+    if short_edge is None and canvas is not None:
+        return canvas
+    if short_edge is not None:
+        if short_edge < pipe.canvas_multiple:
+            raise UserError(f"a short edge of {short_edge} px is too small; use at least {pipe.canvas_multiple}")
+        # The area cap belongs to the released short edge; it scales with the one asked for.
+        area = area * (short_edge / edge) ** 2
+        edge = short_edge
+    aspect = (canvas[1], canvas[0]) if canvas is not None else (16, 9)
+    height, width = resolve_canvas_size(*aspect, pipe.canvas_multiple, edge, area)
+    return int(height), int(width)
+
+
+def resolve(pipe: Any, request: Request, forwards: Any) -> Plan:
+    """See `Family.resolve`. `forwards` maps a step count to the schedule's number of forwards."""
+    task = task_of(request)
+    notes: list[str] = []
+    _check_prompt(pipe, request)
+    _check_media(request)
+    height, width = _canvas(pipe, request, task)
+    num_frames = _frames(pipe, request, notes)
+    steps = facts_of(pipe).default_steps if request.steps is None else request.steps
+    if isinstance(steps, bool) or not isinstance(steps, int) or not 2 <= steps <= MAX_STEPS:
+        raise UserError(f"steps must be a whole number from 2 to {MAX_STEPS}, got {steps} (N steps are N-1 forwards)")
+    if request.guidance is not None or request.guidance_low_noise is not None or request.negative_prompt:
+        raise UserError("MiniMax-H3 is guidance-distilled; drop the guidance scale and the negative prompt")
+    return Plan(
+        family="minimax_h3",
+        task=task,
+        height=height,
+        width=width,
+        num_frames=num_frames,
+        fps=float(pipe.fps),
+        steps=steps,
+        forwards=forwards(steps),
+        seed=check_seed(request.seed),
+        notes=tuple(notes),
+    )
+
+
+def check_seed(seed: object) -> int:
+    """A seed every generator takes.
+
+    Raises:
+        UserError: not a whole number from 0 to 2**63 - 1.
+    """
+    if isinstance(seed, bool) or not isinstance(seed, int) or not 0 <= seed < 2**63:
+        raise UserError(f"seed must be a whole number from 0 to 2**63 - 1, got {seed!r}")
+    return seed
+
+
+def _check_prompt(pipe: Any, request: Request) -> None:
+    if not isinstance(request.prompt, str) or not request.prompt.strip():
+        raise UserError("the prompt is empty; describe the clip in a sentence")
+    tokenizer = getattr(pipe, "tokenizer", None)
+    if tokenizer is None:
+        return
+    limit = facts_of(pipe).max_prompt_tokens
+    # Tokenizers without a limit of their own carry a huge number in its place.
+    limit = int(min(limit or math.inf, tokenizer.model_max_length, 10**9))
+    count = len(tokenizer(request.prompt, add_special_tokens=False)["input_ids"])
+    if count > limit:
+        raise UserError(f"the prompt is {count} tokens long and the model reads at most {limit}; shorten it")
+
+
+def _check_media(request: Request) -> None:
+    for name, image in (("first", request.first_frame), ("last", request.last_frame)):
+        if image is not None:
+            check_aspect(f"the {name} frame", *image.size)
+    kinds = [reference.kind for reference in request.references]
+    for kind in kinds:
+        if kind not in LIMITS:
+            raise unknown("kind of reference", kind, LIMITS)
+    for kind, most in LIMITS.items():
+        if kinds.count(kind) > most:
+            raise UserError(f"at most {most} {kind} references are read, got {kinds.count(kind)}; drop some")
+    if len(kinds) > MAX_REFERENCES:
+        raise UserError(f"at most {MAX_REFERENCES} references are read, got {len(kinds)}; drop some")
+    if kinds and set(kinds) == {"audio"}:
+        raise UserError("a sound reference needs an image or video reference beside it; add one")
+    for number, reference in enumerate(request.references, start=1):
+        what = f"reference {number} ({reference.kind})"
+        if reference.kind == "image":
+            if reference.image is None:
+                raise UserError(f"{what} holds no image; decode the file first")
+            check_aspect(what, *reference.image.size)
+        elif reference.kind == "video":
+            if reference.frames is None or reference.frames.ndim != 4 or reference.frames.shape[-1] != 3:
+                raise UserError(f"{what} must hold (T, H, W, 3) frames; decode the file first")
+            if reference.fps is None or not 0 < reference.fps < math.inf:
+                raise UserError(f"{what} needs its frame rate; set fps, got {reference.fps}")
+            check_aspect(what, reference.frames.shape[2], reference.frames.shape[1])
+        elif reference.audio is None:
+            raise UserError(f"{what} holds no sound; decode the file first")
+        sound = reference.audio
+        if sound is not None and (sound.ndim != 2 or sound.shape[0] not in (1, 2) or not sound.shape[1]):
+            raise UserError(f"the sound of {what} must be (1 or 2 channels, samples), got {tuple(sound.shape)}")
+
+
+def check_aspect(what: str, width: int, height: int) -> None:
+    """Raises UserError for an image with no pixels or narrower than 1:4."""
+    if min(width, height) < 1:
+        raise UserError(f"{what} has no pixels ({width}x{height}); use another file")
+    if max(width, height) > MAX_ASPECT * min(width, height):
+        raise UserError(f"{what} is {width}x{height}; crop it to between 1:{MAX_ASPECT} and {MAX_ASPECT}:1")
+
+
+def _canvas(pipe: Any, request: Request, task: str) -> tuple[int, int]:
+    height, width, multiple = request.height, request.width, pipe.canvas_multiple
+    if (height is None) != (width is None):
+        raise UserError("give height and width together, or neither")
+    if height is None or width is None:
+        keyframe = request.first_frame if request.first_frame is not None else request.last_frame
+        if task == "fl2va" and keyframe is not None and facts_of(pipe).canvas is None:
+            from diffusers.modular_pipelines.minimax_h3.modular_pipeline import resolve_canvas_size
+
+            config = pipe.config
+            shape = resolve_canvas_size(
+                *keyframe.size, multiple, config.canvas_short_edge, config.canvas_max_pixels
+            )
+            return int(shape[0]), int(shape[1])
+        return canvas_for(pipe)
+    for name, value in (("height", height), ("width", width)):
+        if isinstance(value, bool) or not isinstance(value, int) or value < multiple or value % multiple:
+            near = max(multiple, round(value / multiple) * multiple) if isinstance(value, int) else multiple
+            raise UserError(f"{name} must be a positive multiple of {multiple}, got {value}; try {near}")
+    check_aspect("the canvas", width, height)
+    return height, width
+
+
+def _frames(pipe: Any, request: Request, notes: list[str]) -> int:
+    fps, chunk, tail = pipe.fps, pipe.vae_frames_per_chunk, pipe.vae_latents_per_chunk
+    low, high = float(pipe.min_duration), float(pipe.max_duration)
+
+    def up(frames: int) -> int:
+        return max(0, -(-(frames - tail) // chunk)) * chunk + tail
+
+    if request.num_frames is not None:
+        asked = request.num_frames
+        if isinstance(asked, bool) or not isinstance(asked, int) or asked < 1:
+            raise UserError(f"num_frames must be a positive whole number, got {asked}")
+        frames = up(asked)
+        said = f"{asked} frames"
+    elif request.seconds is not None:
+        seconds = request.seconds
+        if isinstance(seconds, bool) or not isinstance(seconds, int | float) or not math.isfinite(seconds):
+            raise UserError(f"seconds must be a number, got {seconds}; try {low:g} to {high:g}")
+        if not low <= seconds <= high:
+            raise UserError(f"{seconds:g} seconds is outside what this model makes; give {low:g} to {high:g}")
+        asked = max(1, round(seconds * fps))
+        frames = up(asked)
+        # A length inside the range must not be refused for the grid: 15 s is 360 frames, whose next is 362.
+        if frames / fps > high:
+            frames -= chunk
+        said = f"{seconds:g} seconds"
+    else:
+        asked = facts_of(pipe).default_frames
+        frames = up(asked)
+        said = f"{asked} frames"
+    if not low <= frames / fps <= high:
+        least, most = up(math.ceil(low * fps)), (int(high * fps) - tail) // chunk * chunk + tail
+        raise UserError(
+            f"{said} is outside what this model makes; give {least} to {most} frames ({low:g} to {high:g} seconds)"
+        )
+    if frames != asked:
+        notes.append(f"{said} became {frames} frames ({frames / fps:.3f} s): the video VAE makes {chunk}n+{tail}.")
+    return int(frames)

@@ -1,0 +1,248 @@
+"""Loads a pipeline: the bundled model, a folder or a hub id, by one code path for all three."""
+
+from __future__ import annotations
+
+import json
+from importlib import resources
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+
+from videoaccel.errors import UserError, unknown
+from videoaccel.pipelines.facts import FACTS_FILE, ModelFacts, read_facts
+from videoaccel.pipelines.family import family_named
+
+BUNDLED = ("tiny-h3",)
+_INDEXES = ("modular_model_index.json", "model_index.json")
+_WAN_CLASSES = {"t2v": "WanPipeline", "i2v": "WanImageToVideoPipeline"}
+
+
+def bundled_folder(name: str) -> Path:
+    """Folder of a model that ships in the package.
+
+    Raises:
+        UserError: no such bundled model.
+    """
+    folder = Path(str(resources.files("videoaccel"))) / "assets" / name
+    if name not in BUNDLED or not folder.is_dir():
+        raise UserError(f"no bundled model {name!r}; bundled: {', '.join(BUNDLED)} (reinstall if its files are gone)")
+    return folder
+
+
+def default_device() -> torch.device:
+    """The accelerator if there is one, else the CPU."""
+    if torch.accelerator.is_available():
+        found = torch.accelerator.current_accelerator()
+        return found if found is not None else torch.device("cpu")
+    return torch.device("cpu")
+
+
+def default_dtype(device: torch.device) -> torch.dtype:
+    """float32 on a CPU, where bf16 is some 60 times slower; bfloat16 on an accelerator."""
+    return torch.float32 if device.type == "cpu" else torch.bfloat16
+
+
+def load(
+    model: str | Path = "tiny-h3",
+    *,
+    device: str | torch.device | None = None,
+    dtype: torch.dtype | None = None,
+    task: str | None = None,
+    weights: Literal["pretrained", "random"] = "pretrained",
+) -> Any:
+    """A pipeline ready to run.
+
+    Args:
+        model: a bundled name (`tiny-h3`), a folder in the diffusers layout, or a hub id `owner/name`.
+        device: where it runs; None is `default_device()`.
+        dtype: precision of the weights; None is `default_dtype(device)`.
+        task: loads only the components of this task; None loads those of every task (weights that two
+            components share are loaded once).
+        weights: `random` builds the full-size MiniMax-H3 with random weights on the device (`model` is then
+            `minimax-h3`, or a folder or hub id whose transformer config is used).
+
+    Returns:
+        The pipeline: `H3Pipeline`, or diffusers' `WanPipeline` / `WanImageToVideoPipeline`.
+
+    Raises:
+        UserError: no such model, not a diffusers folder, unreachable, a component missing, an unknown task.
+    """
+    place = check_device(device)
+    kind = dtype or default_dtype(place)
+    if weights == "random":
+        from videoaccel.pipelines.random_weights import build_random_h3
+
+        return build_random_h3(device=place, dtype=kind)
+    if weights != "pretrained":
+        raise UserError(f"weights must be 'pretrained' or 'random', got {weights!r}")
+    folder = bundled_folder(str(model)) if str(model) in BUNDLED else _local_or_hub(model)
+    index = _read_index(folder)
+    class_name = str(index.get("_class_name"))
+    if class_name == "MiniMaxH3ModularPipeline":
+        return _load_h3(folder, read_facts(folder / FACTS_FILE), place, kind, task)
+    if class_name in _WAN_CLASSES.values():
+        return _load_wan(folder, class_name, place, kind, task)
+    raise UserError(f"{model} holds a {class_name}; supported: MiniMaxH3ModularPipeline, WanPipeline, "
+                    "WanImageToVideoPipeline")
+
+
+def check_device(device: str | torch.device | None) -> torch.device:
+    """The device a name means.
+
+    Raises:
+        UserError: not a device, or not one of this machine's.
+    """
+    if device is None:
+        return default_device()
+    try:
+        place = torch.device(device)
+        torch.empty(0, device=place)
+    except (RuntimeError, AssertionError) as error:
+        raise UserError(f"device {device!r} cannot be used here; try --device {default_device()}") from error
+    return place
+
+
+def _local_or_hub(model: str | Path) -> Path:
+    """The local folder of a model; a hub id is fetched through the hub's own cache."""
+    path = Path(model).expanduser()
+    if path.is_dir():
+        return path
+    name = str(model)
+    if path.exists():
+        raise UserError(f"{name} is a file; give the folder that holds {_INDEXES[0]}")
+    if name.count("/") != 1 or name.startswith((".", "/", "~")) or name.endswith("/"):
+        raise UserError(f"no model {name!r}: not bundled ({', '.join(BUNDLED)}), not a folder, not a hub id owner/name")
+    return _hub_snapshot(name)
+
+
+def _hub_snapshot(name: str) -> Path:
+    from huggingface_hub import hf_hub_download
+    from huggingface_hub.errors import EntryNotFoundError, HfHubHTTPError, LocalEntryNotFoundError
+    from huggingface_hub.errors import RepositoryNotFoundError
+
+    # Only the small files here: components fetch their own weights, and only the task's.
+    for index in _INDEXES:
+        try:
+            found = Path(hf_hub_download(name, index)).parent
+        except LocalEntryNotFoundError as error:
+            raise UserError(f"cannot reach the hub for {name} and it is not cached; download it, give its folder") \
+                from error
+        except EntryNotFoundError:
+            continue
+        except RepositoryNotFoundError as error:
+            raise UserError(f"no model {name!r} on the hub (or it is private); check the name, or log in") from error
+        except (HfHubHTTPError, OSError, ValueError) as error:
+            raise UserError(f"cannot fetch {name}: {error}; download it and give its folder") from error
+        try:
+            hf_hub_download(name, FACTS_FILE)
+        except (EntryNotFoundError, HfHubHTTPError, OSError):
+            pass
+        return found
+    raise UserError(f"{name} on the hub is not in the diffusers layout: no {' or '.join(_INDEXES)}")
+
+
+def _read_index(folder: Path) -> dict[str, Any]:
+    for name in _INDEXES:
+        path = folder / name
+        if path.is_file():
+            try:
+                index: Any = json.loads(path.read_text(encoding="utf-8"))
+            except ValueError as error:
+                raise UserError(f"cannot read {path}: {error}; restore it from the checkpoint's source") from error
+            if isinstance(index, dict):
+                return index
+    raise UserError(f"{folder} is not in the diffusers layout: no {' or '.join(_INDEXES)}; point at the folder that "
+                    "holds it")
+
+
+def _load_h3(folder: Path, facts: ModelFacts, device: torch.device, dtype: torch.dtype, task: str | None) -> Any:
+    from diffusers.modular_pipelines.minimax_h3.modular_blocks_minimax_h3 import MiniMaxH3Blocks
+
+    from videoaccel.pipelines.h3_pipeline import H3Pipeline
+
+    tasks = family_named("minimax_h3").tasks
+    if task is not None and task not in tasks:
+        raise unknown("task", task, tasks)
+    index = _read_index(folder)
+    pipe = H3Pipeline(MiniMaxH3Blocks(), pretrained_model_name_or_path=str(folder), facts=facts)
+    wanted = {
+        spec.name
+        for name in ([task] if task else tasks)
+        for spec in pipe.blocks.get_workflow(name).expected_components
+        if pipe.get_component_spec(spec.name).default_creation_method == "from_pretrained"
+    }
+    shared: dict[tuple[Any, ...], Any] = {}
+    for name in sorted(wanted - {"processor"}):
+        spec = pipe._component_specs[name]
+        key = (spec.pretrained_model_name_or_path, spec.subfolder, spec.variant, spec.revision)
+        if key not in shared:
+            shared[key] = _load_component(folder, index, name, spec, device, dtype)
+        pipe.register_components(**{name: shared[key]})
+    # Set without register_components, which would look the class up in a library it does not come from.
+    pipe.processor = _load_processor(folder, pipe._component_specs["processor"], pipe.tokenizer)
+    return pipe
+
+
+def _load_component(
+    folder: Path, index: dict[str, Any], name: str, spec: Any, device: torch.device, dtype: torch.dtype
+) -> Any:
+    source = spec.pretrained_model_name_or_path
+    if source is None or (str(source) != str(folder) and _is_copy_of(folder, index, str(source))):
+        raise UserError(f"{folder} lacks component {name} (folder {spec.subfolder or name}); copy the whole checkpoint")
+    try:
+        component = spec.load(dtype=dtype)
+    except Exception as error:
+        reason = str(error).strip().splitlines() or [type(error).__name__]
+        raise UserError(f"cannot load component {name} of {folder}: {reason[0][:300]}; "
+                        "check that its folder is whole, or download the checkpoint again") from error
+    if isinstance(component, torch.nn.Module):
+        component.to(device).eval()
+    return component
+
+
+def _is_copy_of(folder: Path, index: dict[str, Any], repo: str) -> bool:
+    """Whether `folder` holds a copy of `repo`: some component the index places there is here."""
+    for value in index.values():
+        if isinstance(value, list) and len(value) == 3 and isinstance(value[2], dict):
+            here = (folder / (value[2].get("subfolder") or "")).is_dir()
+            if here and value[2].get("pretrained_model_name_or_path") == repo and not _is_hub_cache(folder):
+                return True
+    return False
+
+
+def _is_hub_cache(folder: Path) -> bool:
+    # The hub cache fills folder by folder; what is missing there is fetched, not a fault.
+    return folder.parent.name == "snapshots"
+
+
+def _load_processor(folder: Path, spec: Any, tokenizer: Any) -> Any:
+    from videoaccel.pipelines.qwen_processor import QwenProcessor
+
+    place = folder / (spec.subfolder or "processor")
+    if not place.is_dir() and _is_hub_cache(folder):
+        from huggingface_hub import snapshot_download
+
+        root = snapshot_download(spec.pretrained_model_name_or_path, allow_patterns=[f"{spec.subfolder}/*.json"])
+        place = Path(root) / (spec.subfolder or "processor")
+    return QwenProcessor.from_folder(place, tokenizer)
+
+
+def _load_wan(folder: Path, class_name: str, device: torch.device, dtype: torch.dtype, task: str | None) -> Any:
+    import diffusers
+
+    served = next(name for name, known in _WAN_CLASSES.items() if known == class_name)
+    if task is not None and task not in _WAN_CLASSES:
+        raise unknown("task", task, _WAN_CLASSES)
+    if task not in (None, served):
+        raise UserError(f"{folder} is a {class_name} and serves {served}, not {task}; load another checkpoint")
+    source = str(folder)
+    if _is_hub_cache(folder):
+        # <cache>/models--owner--name/snapshots/<commit>: the pipeline class fetches the rest by its id.
+        source = folder.parent.parent.name.removeprefix("models--").replace("--", "/")
+    try:
+        pipe = getattr(diffusers, class_name).from_pretrained(source, torch_dtype=dtype)
+    except (OSError, ValueError, RuntimeError) as error:
+        reason = str(error).strip().splitlines() or [type(error).__name__]
+        raise UserError(f"cannot load {folder}: {reason[0][:300]}; check that the checkpoint is whole") from error
+    return pipe.to(device)
