@@ -1,0 +1,1 @@
+"""Commands that measure: quality, adherence, speed. Each writes the result file that its claim cites."""
