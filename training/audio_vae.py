@@ -1,0 +1,98 @@
+"""Trains tiny-h3's audio VAE on the world's soundtracks: waveform and log-spectrum losses, no discriminator.
+
+`python -m training.audio_vae --seconds 200 --out DIR`.
+"""
+
+import argparse
+import json
+import math
+from pathlib import Path
+
+import torch
+import torch.nn.functional as F
+from diffusers import AutoencoderKLMiniMaxH3Audio
+
+from training.common import Budget, Log, draw_specs, save_half, sounds
+from training.skeleton import AUDIO_VAE
+
+SEGMENT = 25600  # 0.8 s, 32 latents
+WINDOWS = (256, 512, 1024, 2048)
+KL_WEIGHT = 2e-4
+
+
+def spectral_loss(got: torch.Tensor, want: torch.Tensor) -> torch.Tensor:
+    """Magnitude and log-magnitude L1 over several STFT windows; inputs `(B, N)`."""
+    total = got.new_zeros(())
+    for size in WINDOWS:
+        window = torch.hann_window(size, device=got.device)
+        a, b = (torch.stft(x, size, size // 4, window=window, return_complex=True).abs() for x in (got, want))
+        total = total + F.l1_loss(a, b) / math.sqrt(size) + 0.05 * F.l1_loss((a + 1e-3).log(), (b + 1e-3).log())
+    return total / len(WINDOWS)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--seconds", type=float, required=True)
+    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--clips", type=int, default=3000)
+    parser.add_argument("--batch", type=int, default=48)
+    parser.add_argument("--lr", type=float, default=1.5e-3)
+    parser.add_argument("--test", type=int, default=64, help="held-back clips to report on")
+    parser.add_argument("--seed", type=int, default=20_000_000)
+    arguments = parser.parse_args()
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    torch.manual_seed(0)
+    log = Log(arguments.out / "audio_vae.jsonl")
+    budget = Budget(arguments.seconds)
+    vae = AutoencoderKLMiniMaxH3Audio(**AUDIO_VAE).to(device)
+    waves = torch.from_numpy(sounds(draw_specs(arguments.seed, arguments.clips, 39))).to(device).flatten(0, 1)
+    test = torch.from_numpy(sounds(draw_specs(arguments.seed - 100_000, arguments.test, 39))).to(device).flatten(0, 1)
+    # Quiet stretches are easy and common: half of a batch comes from channels that hold a bounce.
+    loud = torch.nonzero(waves.abs().amax(1) > 0.15).flatten()
+    log(event="ready", channels=len(waves), loud=len(loud))
+    optimizer = torch.optim.AdamW(
+        vae.parameters(), lr=arguments.lr, betas=(0.8, 0.98), weight_decay=0.0, fused=device.type == "cuda"
+    )
+    begin = budget.share
+    for step in budget.steps():
+        rows = torch.randint(len(waves), (arguments.batch,), device=device)
+        rows[: arguments.batch // 2] = loud[torch.randint(len(loud), (arguments.batch // 2,), device=device)]
+        starts = torch.randint(waves.shape[1] - SEGMENT, (arguments.batch,), device=device)
+        batch = waves[rows[:, None], starts[:, None] + torch.arange(SEGMENT, device=device)]
+        share = (budget.share - begin) / (1 - begin)
+        rate = arguments.lr * min(1.0, (step + 1) / 150) * (0.02 + 0.98 * 0.5 * (1 + math.cos(math.pi * share)))
+        for group in optimizer.param_groups:
+            group["lr"] = rate
+        posterior = vae.encode(batch[:, None]).latent_dist
+        logs = posterior.logs.clamp(-6, 3)
+        latents = posterior.mean + logs.exp() * torch.randn_like(logs)
+        decoded = vae.decode(latents).sample[:, 0]
+        kl = 0.5 * (posterior.mean**2 + (2 * logs).exp() - 1 - 2 * logs).mean()
+        wave, spectrum = F.l1_loss(decoded, batch), spectral_loss(decoded, batch)
+        loss = 10 * wave + spectrum + KL_WEIGHT * kl
+        optimizer.zero_grad(set_to_none=True)
+        loss.backward()
+        norm = torch.nn.utils.clip_grad_norm_(vae.parameters(), 1.0)
+        if torch.isfinite(norm):
+            optimizer.step()
+        if step % 200 == 0:
+            log(step=step, wave=float(wave), spectrum=float(spectrum), kl=float(kl), grad=float(norm))
+    with torch.no_grad():
+        means = torch.cat([vae.encode(part[:, None]).latent_dist.mode() for part in test.split(32)])
+        decoded = torch.cat([vae.decode(part).sample[:, 0] for part in means.split(32)])[:, : test.shape[1]]
+        error = (decoded - test).pow(2).mean(1)
+        snr = 10 * torch.log10(test.pow(2).mean(1) / error)
+    stacked = means.transpose(0, 1).flatten(1)
+    result = {
+        "snr_db": float(snr.median()),
+        "snr_loud_db": float(snr[test.abs().amax(1) > 0.15].median()),
+        "latents_mean": stacked.mean(1).tolist(),
+        "latents_std": stacked.std(1).tolist(),
+    }
+    save_half(vae, arguments.out / "audio_vae.safetensors")
+    (arguments.out / "audio_vae.json").write_text(json.dumps(result))
+    log(event="done", step=step, snr_db=result["snr_db"], snr_loud_db=result["snr_loud_db"])
+
+
+if __name__ == "__main__":
+    main()
