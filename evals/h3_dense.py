@@ -1,0 +1,228 @@
+"""Times the full-size MiniMax-H3, dense: `python -m evals.h3_dense --out evals/results/h3_dense_h200.json`.
+
+Random weights, the transformer alone, denoising only: a speed and a memory figure, never a quality. A forward
+is one step of the denoise loop through the family adapter, device synchronised at both ends. The same forwards
+are run through diffusers' own loop in between, in pairs that take turns to go first, which gives the ratio.
+After each length the result so far goes to the output file, so a run that is cut short still says what it
+measured.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from evals.results_file import write_result
+from videoaccel.cli.environment import device_name
+from videoaccel.errors import UserError
+from videoaccel.install import accelerate
+from videoaccel.media import check_writable
+from videoaccel.pipelines.family import Run
+from videoaccel.pipelines.loading import default_device
+from videoaccel.pipelines.random_weights import build_random_h3, random_prompt_embeds
+from videoaccel.pipelines.request import Request
+
+CLIP_FORWARDS = 49
+"""Forwards of a clip at the published setting: 50 steps are 49 forwards in diffusers."""
+
+TINY: dict[str, Any] = {
+    "num_attention_heads": 2,
+    "attention_head_dim": 16,
+    "hidden_size": 24,
+    "num_layers": 2,
+    "num_refiner_layers": 2,
+    "ffn_dim": 32,
+    "patch_size": (1, 2, 2),
+    "text_dim": 8,
+    "freq_dim": 8,
+    "time_embed_hidden_dim": 24,
+    "time_embed_dim": 16,
+    "rope_freq_dim": 2,
+}
+"""A transformer for `--dry-run`: the real class and the real layout, at a size that a CPU runs in seconds."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Case:
+    """One clip length to time.
+
+    Attributes:
+        key: suffix of its metrics.
+        frames: frames of the clip.
+        pairs: blocks of forwards, each also run through diffusers' own loop; 0 compares nothing.
+        forwards: forwards timed in all.
+    """
+
+    key: str
+    frames: int
+    pairs: int
+    forwards: int
+
+
+def bare_loop(run: Run) -> float:
+    """Seconds of diffusers' own loop over an encoded request, all its steps, synchronised at both ends."""
+    blocks: dict[str, Any] = run._blocks  # type: ignore[attr-defined]
+    loop = next(block for block in blocks.values() if hasattr(block, "loop_step"))
+    loop.set_progress_bar_config(disable=True)
+    run._synchronise()
+    start = time.perf_counter()
+    with torch.no_grad():
+        loop(run._view, run._state)  # type: ignore[attr-defined]
+    run._synchronise()
+    return time.perf_counter() - start
+
+
+class Bench:
+    """A pipeline and the measurements taken on it so far."""
+
+    def __init__(self, pipe: Any, *, height: int, width: int, text_rows: int) -> None:
+        self.pipe = pipe
+        self.handle = accelerate(pipe)
+        self.embeds = random_prompt_embeds(pipe, text_rows)
+        self.height, self.width = height, width
+        self.device = torch.device(pipe._execution_device)
+        self.metrics: dict[str, Any] = {}
+        self.rows: list[dict[str, Any]] = []
+
+    def encoded(self, frames: int, forwards: int) -> Run:
+        """A request of `forwards` forwards, ready to denoise."""
+        request = Request(
+            prompt="random weights: the text encoder is not built",
+            num_frames=frames,
+            height=self.height,
+            width=self.width,
+            steps=forwards + 1,
+        )
+        run = self.handle.family.start(self.pipe, request, prompt_embeds=self.embeds, decode=False)
+        run.encode()
+        return run
+
+    def measure(self, case: Case, clock: float) -> None:
+        """Warms up, then times `case`, and books its metrics and one row."""
+        warm = self.encoded(case.frames, 1)
+        say(f"{case.key}: {case.frames} frames, {warm.layout.rows} rows; warming up", clock)
+        warm.denoise()
+        if self.device.type == "cuda":
+            torch.cuda.reset_peak_memory_stats(self.device)
+        ours: list[float] = []
+        loops: list[float] = []
+        bare: list[float] = []
+        blocks = max(1, case.pairs)
+        each = -(-case.forwards // blocks)
+        for block in range(blocks):
+            sides = ["ours", "bare"] if case.pairs else ["ours"]
+            # Clocks and temperature drift: taking turns puts the drift on both sides alike.
+            for side in sides if block % 2 == 0 else reversed(sides):
+                run = self.encoded(case.frames, each)
+                if side == "ours":
+                    run.denoise()
+                    ours += run.timings.step_s
+                    loops.append(run.timings.denoise_s / each)
+                    say(f"{case.key}: forwards {', '.join(f'{s:.3f}' for s in run.timings.step_s)} s", clock)
+                else:
+                    bare.append(bare_loop(run) / each)
+                    say(f"{case.key}: diffusers' own loop {bare[-1]:.3f} s a forward", clock)
+        median = statistics.median(ours)
+        self.metrics[f"forward_s_{case.key}"] = round(median, 4)
+        self.metrics[f"clip_s_{case.key}_extrapolated"] = round(CLIP_FORWARDS * median, 2)
+        row: dict[str, Any] = {
+            "case": case.key,
+            "frames": case.frames,
+            "rows": run.layout.rows,
+            "forwards_timed": len(ours),
+            "forward_s": [round(s, 4) for s in ours],
+            "loop_s_per_forward": [round(s, 4) for s in loops],
+            "bare_diffusers_loop_s_per_forward": [round(s, 4) for s in bare],
+        }
+        if self.device.type == "cuda":
+            # Allocator high-water mark of the transformer and its activations: nothing else is on the device.
+            self.metrics[f"peak_gb_{case.key}"] = round(torch.cuda.max_memory_allocated(self.device) / 1e9, 2)
+            row["peak_reserved_gb"] = round(torch.cuda.max_memory_reserved(self.device) / 1e9, 2)
+        if bare:
+            self.metrics["ratio_to_bare_diffusers"] = round(
+                statistics.median(loops) / statistics.median(bare), 4
+            )
+        self.rows.append(row)
+
+
+def say(text: str, clock: float) -> None:
+    """A progress line with the seconds since the start."""
+    print(f"[{time.perf_counter() - clock:6.1f} s] {text}", file=sys.stderr, flush=True)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """The command line; 2 on bad input."""
+    parser = argparse.ArgumentParser(prog="python -m evals.h3_dense", description=__doc__.splitlines()[0])
+    parser.add_argument("--out", required=True, metavar="JSON")
+    parser.add_argument("--device", help="default: the accelerator")
+    parser.add_argument("--forwards", type=int, default=8, help="forwards timed for each length (default 8)")
+    parser.add_argument("--lengths", nargs="+", choices=["5s", "15s"], default=["5s", "15s"])
+    parser.add_argument("--text-rows", type=int, default=256)
+    parser.add_argument(
+        "--dry-run", action="store_true", help="a tiny transformer on a small canvas, for a CPU"
+    )
+    args = parser.parse_args(argv)
+    clock = time.perf_counter()
+    try:
+        check_writable(args.out, suffix=".json")
+        device = torch.device(args.device) if args.device else default_device()
+        if device.type == "cpu" and not args.dry_run:
+            raise UserError(
+                "the full-size model needs an accelerator; use --dry-run to try the command on a CPU"
+            )
+        if args.forwards < 1:
+            raise UserError(f"--forwards must be at least 1, not {args.forwards}")
+        say("building the transformer on the device", clock)
+        pipe = build_random_h3(device=device, vaes=False, config=TINY if args.dry_run else None)
+        height, width = (64, 96) if args.dry_run else (768, 1344)
+        bench = Bench(pipe, height=height, width=width, text_rows=args.text_rows)
+        cases = {
+            "5s": Case(key="5s", frames=124, pairs=min(4, args.forwards), forwards=args.forwards),
+            # 345 frames, not 360: the video VAE makes 17n+5. A forward takes six times as long here, and the
+            # comparison with diffusers is made once, at 5 s.
+            "15s": Case(key="15s", frames=345, pairs=0, forwards=args.forwards),
+        }
+        parameters = sum(p.numel() for p in pipe.transformer.parameters())
+        config = {
+            "model": "tiny dry run" if args.dry_run else "MiniMax-H3, transformer only",
+            "weights": "random",
+            "parameters": parameters,
+            "dtype": str(pipe.transformer.dtype).removeprefix("torch."),
+            "tier": "exact",
+            "task": "t2va",
+            "canvas": f"{width}x{height}",
+            "text_rows": args.text_rows,
+            "clip_forwards": CLIP_FORWARDS,
+            "scope": "transformer alone, denoising; text encoder and VAEs not built; clip_s_* are"
+            f" {CLIP_FORWARDS} x the median forward, extrapolated",
+            "dry_run": args.dry_run,
+        }
+        say(f"{parameters / 1e9:.2f} B parameters", clock)
+        for length in args.lengths:
+            bench.measure(cases[length], clock)
+            write_result(
+                "h3_dense_h200" if not args.dry_run else "h3_dense_dry_run",
+                device=device_name(device),
+                config={**config, "complete": length == args.lengths[-1]},
+                metrics=bench.metrics,
+                rows=bench.rows,
+                path=args.out,
+            )
+        say(f"wrote {args.out}", clock)
+    except UserError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return error.exit_code
+    for key, value in bench.metrics.items():
+        print(f"{key:28} {value}")
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
