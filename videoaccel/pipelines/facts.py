@@ -55,7 +55,9 @@ def read_facts(path: Path | None) -> ModelFacts:
         if key not in known:
             raise unknown(f"key in {path}", key, known)
         if not _fits(key, value):
-            raise UserError(f"{path}: {key} cannot be {value!r}; see ModelFacts in videoaccel/pipelines/facts.py")
+            raise UserError(
+                f"{path}: {key} cannot be {value!r}; see ModelFacts in videoaccel/pipelines/facts.py"
+            )
     if isinstance(raw.get("canvas"), list):
         raw["canvas"] = tuple(raw["canvas"])
     return ModelFacts(**raw)

@@ -75,7 +75,7 @@ class BlockStack:
         blocks: the repeated blocks, in order.
         path: attribute path of `blocks` on `model`.
         attention: attribute of a block that holds its self-attention.
-        inputs: names of a block's positional arguments, `hidden_states` `(B, L, D)` first.
+        inputs: names of what a block is passed, by position, `hidden_states` `(B, L, D)` first.
         outputs: names of what a block returns, in order; one name means a bare tensor.
         num_heads, head_dim, hidden_size: sizes of one block.
         velocity_streams: streams of the transformer's outputs, in the order it returns them.
@@ -101,8 +101,8 @@ class ForwardCall:
     Attributes:
         step: the step it belongs to.
         branch: the guidance branch (`cond`, `uncond`).
-        latents: the current sample of each generated stream, conditions left out: rows `(L, C)` where the family
-            packs rows, `(1, C, T, H, W)` otherwise. The loop writes to it in place; clone what must last.
+        latents: the current sample of each generated stream, conditions left out: rows `(L, C)` where the
+            family packs rows, `(1, C, T, H, W)` otherwise. The loop writes in place; clone what must last.
         dense: runs the forward and returns the velocity of each generated stream, in the shapes of `latents`.
     """
 
@@ -159,7 +159,7 @@ class Run(ABC):
     @property
     @abstractmethod
     def latents(self) -> Streams:
-        """The current latents, one a generated stream, on the pipeline's device; available after `denoise`."""
+        """The current latents, one a generated stream, on the pipeline's device; after `denoise`."""
 
     @abstractmethod
     def encode(self) -> None:
@@ -250,7 +250,7 @@ class Family(ABC):
 
     @abstractmethod
     def canvas(self, pipe: Any, short_edge: int | None = None) -> tuple[int, int]:
-        """`(height, width)` of the model's own aspect ratio at a short edge in pixels, or its default canvas."""
+        """`(height, width)`: the model's own aspect ratio at a short edge in px, or its default canvas."""
 
     @abstractmethod
     def steps(self, pipe: Any, plan: Plan) -> tuple[StepInfo, ...]:
@@ -327,4 +327,6 @@ def family_of(pipe: Any) -> Family:
         family = family_named(name)
         if bases & set(family.pipeline_classes):
             return family
-    raise UserError(f"{type(pipe).__name__} is not a supported pipeline; supported families: {', '.join(FAMILIES)}.")
+    raise UserError(
+        f"{type(pipe).__name__} is not a supported pipeline; supported families: {', '.join(FAMILIES)}."
+    )

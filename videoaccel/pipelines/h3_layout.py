@@ -29,7 +29,9 @@ def h3_layout(
     segments: list[Segment] = []
     cursor = 0
 
-    def add(role: str, modality: Modality, rows: int, grid: tuple[int, int, int] | None, index: int = 0) -> None:
+    def add(
+        role: str, modality: Modality, rows: int, grid: tuple[int, int, int] | None, index: int = 0
+    ) -> None:
         nonlocal cursor
         segments.append(
             Segment(

@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import importlib.util
 import math
+from collections.abc import Callable
 from typing import Any
 
 from videoaccel.errors import UserError, unknown
 from videoaccel.pipelines.facts import ModelFacts
-from videoaccel.pipelines.request import Plan, Request
+from videoaccel.pipelines.request import Plan, Reference, Request
 
 TASKS = ("t2va", "fl2va", "ref2va")
 # What the released checkpoint accepts; the defaults of diffusers' MiniMaxH3Ref2VASetupStep.
 LIMITS = {"image": 9, "video": 3, "audio": 3}
 MAX_REFERENCES = 12
 MAX_ASPECT = 4
+MIN_VIDEO_SECONDS = 0.55
+MEDIA_TOKENS = ("<|vision_start|>", "<|vision_end|>", "<|image_pad|>", "<|video_pad|>")
 MAX_STEPS = 1000
 
 
@@ -35,13 +39,17 @@ def task_of(request: Request) -> str:
     if task not in TASKS:
         raise unknown("task", task, TASKS)
     if request.references and keyframes:
-        raise UserError("references and keyframes cannot be combined; drop --reference or --first-frame/--last-frame")
+        raise UserError(
+            "references and keyframes cannot be combined; drop --reference or --first-frame/--last-frame"
+        )
     if task == "ref2va" and not request.references:
         raise UserError("task ref2va needs at least one --reference")
     if task == "fl2va" and not keyframes:
         raise UserError("task fl2va needs --first-frame, --last-frame or both")
     if task != implied:
-        raise UserError(f"task {task} takes no {'references' if request.references else 'keyframes'}; use {implied}")
+        raise UserError(
+            f"task {task} takes no {'references' if request.references else 'keyframes'}; use {implied}"
+        )
     return task
 
 
@@ -55,7 +63,9 @@ def canvas_for(pipe: Any, short_edge: int | None = None) -> tuple[int, int]:
         return canvas
     if short_edge is not None:
         if short_edge < pipe.canvas_multiple:
-            raise UserError(f"a short edge of {short_edge} px is too small; use at least {pipe.canvas_multiple}")
+            raise UserError(
+                f"a short edge of {short_edge} px is too small; use at least {pipe.canvas_multiple}"
+            )
         # The area cap belongs to the released short edge; it scales with the one asked for.
         area = area * (short_edge / edge) ** 2
         edge = short_edge
@@ -64,17 +74,19 @@ def canvas_for(pipe: Any, short_edge: int | None = None) -> tuple[int, int]:
     return int(height), int(width)
 
 
-def resolve(pipe: Any, request: Request, forwards: Any) -> Plan:
+def resolve(pipe: Any, request: Request, forwards: Callable[[int], int]) -> Plan:
     """See `Family.resolve`. `forwards` maps a step count to the schedule's number of forwards."""
     task = task_of(request)
     notes: list[str] = []
     _check_prompt(pipe, request)
-    _check_media(request)
+    _check_media(pipe, request)
     height, width = _canvas(pipe, request, task)
     num_frames = _frames(pipe, request, notes)
     steps = facts_of(pipe).default_steps if request.steps is None else request.steps
     if isinstance(steps, bool) or not isinstance(steps, int) or not 2 <= steps <= MAX_STEPS:
-        raise UserError(f"steps must be a whole number from 2 to {MAX_STEPS}, got {steps} (N steps are N-1 forwards)")
+        raise UserError(
+            f"steps must be a whole number from 2 to {MAX_STEPS}, got {steps} (N steps are N-1 forwards)"
+        )
     if request.guidance is not None or request.guidance_low_noise is not None or request.negative_prompt:
         raise UserError("MiniMax-H3 is guidance-distilled; drop the guidance scale and the negative prompt")
     return Plan(
@@ -111,19 +123,24 @@ def _check_prompt(pipe: Any, request: Request) -> None:
     limit = facts_of(pipe).max_prompt_tokens
     # Tokenizers without a limit of their own carry a huge number in its place.
     limit = int(min(limit or math.inf, tokenizer.model_max_length, 10**9))
-    count = len(tokenizer(request.prompt, add_special_tokens=False)["input_ids"])
+    tokens = tokenizer(request.prompt, add_special_tokens=False)["input_ids"]
+    count = len(tokens)
+    # They would be read as the image of a reference that isn't there, and fail deep in the text encoder.
+    marks = [mark for mark in MEDIA_TOKENS if tokenizer.convert_tokens_to_ids(mark) in tokens]
+    if marks:
+        raise UserError(f"the prompt holds {marks[0]}, which the model reserves for references; take it out")
     if count > limit:
         raise UserError(f"the prompt is {count} tokens long and the model reads at most {limit}; shorten it")
 
 
-def _check_media(request: Request) -> None:
+def _check_media(pipe: Any, request: Request) -> None:
     for name, image in (("first", request.first_frame), ("last", request.last_frame)):
         if image is not None:
             check_aspect(f"the {name} frame", *image.size)
-    kinds = [reference.kind for reference in request.references]
-    for kind in kinds:
-        if kind not in LIMITS:
-            raise unknown("kind of reference", kind, LIMITS)
+    kinds: list[str] = [reference.kind for reference in request.references]
+    for given in kinds:
+        if given not in LIMITS:
+            raise unknown("kind of reference", given, LIMITS)
     for kind, most in LIMITS.items():
         if kinds.count(kind) > most:
             raise UserError(f"at most {most} {kind} references are read, got {kinds.count(kind)}; drop some")
@@ -143,11 +160,26 @@ def _check_media(request: Request) -> None:
             if reference.fps is None or not 0 < reference.fps < math.inf:
                 raise UserError(f"{what} needs its frame rate; set fps, got {reference.fps}")
             check_aspect(what, reference.frames.shape[2], reference.frames.shape[1])
+            # The text encoder reads two frames a second and merges them in pairs: one pair at least.
+            if reference.frames.shape[0] / reference.fps < MIN_VIDEO_SECONDS:
+                raise UserError(f"{what} is too short; give at least {MIN_VIDEO_SECONDS} seconds")
         elif reference.audio is None:
             raise UserError(f"{what} holds no sound; decode the file first")
-        sound = reference.audio
-        if sound is not None and (sound.ndim != 2 or sound.shape[0] not in (1, 2) or not sound.shape[1]):
-            raise UserError(f"the sound of {what} must be (1 or 2 channels, samples), got {tuple(sound.shape)}")
+        if reference.audio is not None:
+            _check_sound(pipe, what, reference)
+
+
+def _check_sound(pipe: Any, what: str, reference: Reference) -> None:
+    shape = tuple(reference.audio.shape) if reference.audio is not None else ()
+    if len(shape) != 2 or shape[0] not in (1, 2) or not shape[1]:
+        raise UserError(f"the sound of {what} must be (1 or 2 channels, samples), got {shape}")
+    rate, target = reference.sample_rate, pipe.audio_sampling_rate
+    if rate is not None and rate < 1:
+        raise UserError(f"the sound of {what} needs its sample rate, got {rate}; set sample_rate")
+    if rate not in (None, target) and importlib.util.find_spec("torchaudio") is None:
+        raise UserError(
+            f"the sound of {what} is at {rate} Hz; resample it to {target} Hz (or install torchaudio)"
+        )
 
 
 def check_aspect(what: str, width: int, height: int) -> None:
@@ -182,7 +214,7 @@ def _canvas(pipe: Any, request: Request, task: str) -> tuple[int, int]:
 
 
 def _frames(pipe: Any, request: Request, notes: list[str]) -> int:
-    fps, chunk, tail = pipe.fps, pipe.vae_frames_per_chunk, pipe.vae_latents_per_chunk
+    fps, chunk, tail = int(pipe.fps), int(pipe.vae_frames_per_chunk), int(pipe.vae_latents_per_chunk)
     low, high = float(pipe.min_duration), float(pipe.max_duration)
 
     def up(frames: int) -> int:
@@ -213,8 +245,11 @@ def _frames(pipe: Any, request: Request, notes: list[str]) -> int:
     if not low <= frames / fps <= high:
         least, most = up(math.ceil(low * fps)), (int(high * fps) - tail) // chunk * chunk + tail
         raise UserError(
-            f"{said} is outside what this model makes; give {least} to {most} frames ({low:g} to {high:g} seconds)"
+            f"{said} is outside what this model makes; "
+            f"give {least} to {most} frames ({low:g} to {high:g} seconds)"
         )
     if frames != asked:
-        notes.append(f"{said} became {frames} frames ({frames / fps:.3f} s): the video VAE makes {chunk}n+{tail}.")
-    return int(frames)
+        notes.append(
+            f"{said} became {frames} frames ({frames / fps:.3f} s): the video VAE makes {chunk}n+{tail}."
+        )
+    return frames

@@ -14,10 +14,10 @@ class Segment:
     """A run of consecutive rows that belong together.
 
     Attributes:
-        role: `text`, `condition` (a keyframe or a reference, never written by the sampler), or a generated stream.
+        role: `text`, `condition` (a keyframe or reference, which the sampler never writes), or a stream.
         modality: what the rows hold; a condition can hold video or audio.
         start, stop: rows `[start, stop)` of the sequence.
-        grid: `(T, H, W)` in patches, row-major, for video rows; `(channels, N, 1)` for audio rows; None for text.
+        grid: `(T, H, W)` in patches, row-major, for video; `(channels, N, 1)` for audio; None for text.
         index: which condition this is, counted over the conditions in packed order; 0 otherwise.
     """
 
@@ -40,7 +40,7 @@ class Layout:
 
     Attributes:
         segments: in order, without gaps; several references are several segments.
-        cross_rows: rows that are attended to through cross-attention and are not in the sequence (Wan's text).
+        cross_rows: rows read through cross-attention, which are not in the sequence (Wan's text).
     """
 
     segments: tuple[Segment, ...]
@@ -51,7 +51,10 @@ class Layout:
         for segment in self.segments:
             if segment.start != cursor or segment.stop < segment.start:
                 raise ValueError(f"Segments must be consecutive: row {cursor} expected, got {segment}.")
-            if segment.grid is not None and segment.grid[0] * segment.grid[1] * segment.grid[2] != segment.rows:
+            if (
+                segment.grid is not None
+                and segment.grid[0] * segment.grid[1] * segment.grid[2] != segment.rows
+            ):
                 raise ValueError(f"The grid of a segment must hold its rows, got {segment}.")
             cursor = segment.stop
 

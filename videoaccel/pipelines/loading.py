@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 from importlib import resources
 from pathlib import Path
@@ -26,7 +27,9 @@ def bundled_folder(name: str) -> Path:
     """
     folder = Path(str(resources.files("videoaccel"))) / "assets" / name
     if name not in BUNDLED or not folder.is_dir():
-        raise UserError(f"no bundled model {name!r}; bundled: {', '.join(BUNDLED)} (reinstall if its files are gone)")
+        raise UserError(
+            f"no bundled model {name!r}; bundled: {', '.join(BUNDLED)} (reinstall if its files are gone)"
+        )
     return folder
 
 
@@ -83,8 +86,10 @@ def load(
         return _load_h3(folder, read_facts(folder / FACTS_FILE), place, kind, task)
     if class_name in _WAN_CLASSES.values():
         return _load_wan(folder, class_name, place, kind, task)
-    raise UserError(f"{model} holds a {class_name}; supported: MiniMaxH3ModularPipeline, WanPipeline, "
-                    "WanImageToVideoPipeline")
+    raise UserError(
+        f"{model} holds a {class_name}; supported: MiniMaxH3ModularPipeline, WanPipeline, "
+        "WanImageToVideoPipeline"
+    )
 
 
 def check_device(device: str | torch.device | None) -> torch.device:
@@ -112,32 +117,39 @@ def _local_or_hub(model: str | Path) -> Path:
     if path.exists():
         raise UserError(f"{name} is a file; give the folder that holds {_INDEXES[0]}")
     if name.count("/") != 1 or name.startswith((".", "/", "~")) or name.endswith("/"):
-        raise UserError(f"no model {name!r}: not bundled ({', '.join(BUNDLED)}), not a folder, not a hub id owner/name")
+        raise UserError(
+            f"no model {name!r}: not bundled ({', '.join(BUNDLED)}), not a folder, not a hub id owner/name"
+        )
     return _hub_snapshot(name)
 
 
 def _hub_snapshot(name: str) -> Path:
     from huggingface_hub import hf_hub_download
-    from huggingface_hub.errors import EntryNotFoundError, HfHubHTTPError, LocalEntryNotFoundError
-    from huggingface_hub.errors import RepositoryNotFoundError
+    from huggingface_hub.errors import (
+        EntryNotFoundError,
+        HfHubHTTPError,
+        LocalEntryNotFoundError,
+        RepositoryNotFoundError,
+    )
 
     # Only the small files here: components fetch their own weights, and only the task's.
     for index in _INDEXES:
         try:
             found = Path(hf_hub_download(name, index)).parent
         except LocalEntryNotFoundError as error:
-            raise UserError(f"cannot reach the hub for {name} and it is not cached; download it, give its folder") \
-                from error
+            raise UserError(
+                f"cannot reach the hub for {name} and it is not cached; download it, give its folder"
+            ) from error
         except EntryNotFoundError:
             continue
         except RepositoryNotFoundError as error:
-            raise UserError(f"no model {name!r} on the hub (or it is private); check the name, or log in") from error
+            raise UserError(
+                f"no model {name!r} on the hub (or it is private); check the name, or log in"
+            ) from error
         except (HfHubHTTPError, OSError, ValueError) as error:
             raise UserError(f"cannot fetch {name}: {error}; download it and give its folder") from error
-        try:
+        with contextlib.suppress(EntryNotFoundError, HfHubHTTPError, OSError):
             hf_hub_download(name, FACTS_FILE)
-        except (EntryNotFoundError, HfHubHTTPError, OSError):
-            pass
         return found
     raise UserError(f"{name} on the hub is not in the diffusers layout: no {' or '.join(_INDEXES)}")
 
@@ -149,14 +161,20 @@ def _read_index(folder: Path) -> dict[str, Any]:
             try:
                 index: Any = json.loads(path.read_text(encoding="utf-8"))
             except ValueError as error:
-                raise UserError(f"cannot read {path}: {error}; restore it from the checkpoint's source") from error
+                raise UserError(
+                    f"cannot read {path}: {error}; restore it from the checkpoint's source"
+                ) from error
             if isinstance(index, dict):
                 return index
-    raise UserError(f"{folder} is not in the diffusers layout: no {' or '.join(_INDEXES)}; point at the folder that "
-                    "holds it")
+    raise UserError(
+        f"{folder} is not in the diffusers layout: no {' or '.join(_INDEXES)}; point at the folder that "
+        "holds it"
+    )
 
 
-def _load_h3(folder: Path, facts: ModelFacts, device: torch.device, dtype: torch.dtype, task: str | None) -> Any:
+def _load_h3(
+    folder: Path, facts: ModelFacts, device: torch.device, dtype: torch.dtype, task: str | None
+) -> Any:
     from diffusers.modular_pipelines.minimax_h3.modular_blocks_minimax_h3 import MiniMaxH3Blocks
 
     from videoaccel.pipelines.h3_pipeline import H3Pipeline
@@ -189,13 +207,17 @@ def _load_component(
 ) -> Any:
     source = spec.pretrained_model_name_or_path
     if source is None or (str(source) != str(folder) and _is_copy_of(folder, index, str(source))):
-        raise UserError(f"{folder} lacks component {name} (folder {spec.subfolder or name}); copy the whole checkpoint")
+        raise UserError(
+            f"{folder} lacks component {name} (folder {spec.subfolder or name}); copy the whole checkpoint"
+        )
     try:
         component = spec.load(dtype=dtype)
     except Exception as error:
         reason = str(error).strip().splitlines() or [type(error).__name__]
-        raise UserError(f"cannot load component {name} of {folder}: {reason[0][:300]}; "
-                        "check that its folder is whole, or download the checkpoint again") from error
+        raise UserError(
+            f"cannot load component {name} of {folder}: {reason[0][:300]}; "
+            "check that its folder is whole, or download the checkpoint again"
+        ) from error
     if isinstance(component, torch.nn.Module):
         component.to(device).eval()
     return component
@@ -223,19 +245,25 @@ def _load_processor(folder: Path, spec: Any, tokenizer: Any) -> Any:
     if not place.is_dir() and _is_hub_cache(folder):
         from huggingface_hub import snapshot_download
 
-        root = snapshot_download(spec.pretrained_model_name_or_path, allow_patterns=[f"{spec.subfolder}/*.json"])
+        root = snapshot_download(
+            spec.pretrained_model_name_or_path, allow_patterns=[f"{spec.subfolder}/*.json"]
+        )
         place = Path(root) / (spec.subfolder or "processor")
     return QwenProcessor.from_folder(place, tokenizer)
 
 
-def _load_wan(folder: Path, class_name: str, device: torch.device, dtype: torch.dtype, task: str | None) -> Any:
+def _load_wan(
+    folder: Path, class_name: str, device: torch.device, dtype: torch.dtype, task: str | None
+) -> Any:
     import diffusers
 
     served = next(name for name, known in _WAN_CLASSES.items() if known == class_name)
     if task is not None and task not in _WAN_CLASSES:
         raise unknown("task", task, _WAN_CLASSES)
     if task not in (None, served):
-        raise UserError(f"{folder} is a {class_name} and serves {served}, not {task}; load another checkpoint")
+        raise UserError(
+            f"{folder} is a {class_name} and serves {served}, not {task}; load another checkpoint"
+        )
     source = str(folder)
     if _is_hub_cache(folder):
         # <cache>/models--owner--name/snapshots/<commit>: the pipeline class fetches the rest by its id.
@@ -244,5 +272,7 @@ def _load_wan(folder: Path, class_name: str, device: torch.device, dtype: torch.
         pipe = getattr(diffusers, class_name).from_pretrained(source, torch_dtype=dtype)
     except (OSError, ValueError, RuntimeError) as error:
         reason = str(error).strip().splitlines() or [type(error).__name__]
-        raise UserError(f"cannot load {folder}: {reason[0][:300]}; check that the checkpoint is whole") from error
+        raise UserError(
+            f"cannot load {folder}: {reason[0][:300]}; check that the checkpoint is whole"
+        ) from error
     return pipe.to(device)

@@ -85,7 +85,9 @@ class MiniMaxH3Family(Family):
         }
         counts = {name: len(schedule.timesteps) for name, schedule in found.items()}
         if counts["video"] != counts["audio"]:
-            raise UserError(f"the video and audio schedules have {counts} steps; use fewer steps or other sigmas")
+            raise UserError(
+                f"the video and audio schedules have {counts} steps; use fewer steps or other sigmas"
+            )
         return found
 
     def canvas(self, pipe: Any, short_edge: int | None = None) -> tuple[int, int]:
@@ -117,7 +119,9 @@ class MiniMaxH3Family(Family):
         needed += ["audio_vae"] if decode or any(r.audio is not None for r in request.references) else []
         for name in needed:
             if getattr(pipe, name, None) is None:
-                raise UserError(f"task {plan.task} needs {name}, which is not loaded; load(..., task={plan.task!r})")
+                raise UserError(
+                    f"task {plan.task} needs {name}, which is not loaded; load(..., task={plan.task!r})"
+                )
         return MiniMaxH3Run(pipe, request, plan, self.steps(pipe, plan), prompt_embeds)
 
 
@@ -160,7 +164,8 @@ class MiniMaxH3Run(Run):
             "output_type": "np",
         }
         if plan.task == "fl2va":
-            values["image"], values["last_image"] = request.first_frame, request.last_frame
+            for name, image in (("image", request.first_frame), ("last_image", request.last_frame)):
+                values[name] = None if image is None else image.convert("RGB")
         if plan.task == "ref2va":
             values["references"] = [stock_reference(reference) for reference in request.references]
         return values
@@ -305,7 +310,9 @@ def stock_reference(reference: Reference) -> Any:
     )
 
     if reference.kind == "image":
-        return MiniMaxH3ImageReference(image=reference.image)
+        return MiniMaxH3ImageReference(
+            image=None if reference.image is None else reference.image.convert("RGB")
+        )
     if reference.kind == "video":
         return MiniMaxH3VideoReference(
             frames=reference.frames,
@@ -358,5 +365,7 @@ def _layout_of(state: Any, pipe: Any) -> Layout:
         text_rows=int(state.get("text_indices").numel()),
         conditions=conditions,
         audio_grid=(pipe.audio_channels, int(state.get("num_audio_latents")), 1),
-        video_grid=grid(state.get("num_latent_frames"), state.get("latent_height"), state.get("latent_width")),
+        video_grid=grid(
+            state.get("num_latent_frames"), state.get("latent_height"), state.get("latent_width")
+        ),
     )

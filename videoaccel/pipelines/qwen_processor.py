@@ -55,7 +55,10 @@ class QwenVideoProcessor:
         self.rescale_factor = rescale_factor
 
     def __call__(
-        self, videos: Sequence[np.ndarray[Any, Any]], do_sample_frames: bool = False, return_tensors: str = "pt"
+        self,
+        videos: Sequence[np.ndarray[Any, Any]],
+        do_sample_frames: bool = False,
+        return_tensors: str = "pt",
     ) -> dict[str, torch.Tensor]:
         """Patch rows of clips that are sampled already.
 
@@ -65,7 +68,7 @@ class QwenVideoProcessor:
             return_tensors: must be `"pt"`.
 
         Returns:
-            `pixel_values_videos` `(sum of rows, 3 * T * P * P)` float32 and `video_grid_thw` `(clips, 3)` int64.
+            `pixel_values_videos` `(sum of rows, 3 * T * P * P)` float32, `video_grid_thw` `(clips, 3)` int64.
         """
         if do_sample_frames or return_tensors != "pt":
             raise ValueError("Pass sampled frames and return_tensors='pt'.")
@@ -80,7 +83,7 @@ class QwenVideoProcessor:
         }
 
     def resized(self, frames: int, height: int, width: int) -> tuple[int, int]:
-        """`(height, width)` a clip is resized to: multiples of `patch_size * merge_size`, whole clip in `size`.
+        """`(height, width)` a clip is resized to: multiples of `patch_size * merge_size`, the clip in `size`.
 
         As `smart_resize` of transformers' qwen3_vl video processor.
         """
@@ -89,7 +92,9 @@ class QwenVideoProcessor:
             scale = max(factor / height, factor / width)
             height, width = int(height * scale), int(width * scale)
         if max(height, width) > 200 * min(height, width):
-            raise UserError(f"a {width}x{height} reference video is too narrow; keep its aspect ratio under 200")
+            raise UserError(
+                f"a {width}x{height} reference video is too narrow; keep its aspect ratio under 200"
+            )
         low, high = self.size["shortest_edge"], self.size["longest_edge"]
         out_h, out_w = round(height / factor) * factor, round(width / factor) * factor
         pixels = round(frames / temporal) * temporal * out_h * out_w
@@ -110,7 +115,7 @@ class QwenVideoProcessor:
             bicubic = Image.Resampling.BICUBIC
             video = np.stack([np.asarray(Image.fromarray(f).resize((out_w, out_h), bicubic)) for f in video])
         pixels = torch.from_numpy(np.ascontiguousarray(video)).permute(0, 3, 1, 2).to(torch.float32)
-        # transformers folds the rescale into the mean and deviation; the order of operations is part of the value.
+        # transformers folds the rescale into mean and deviation; the order of operations is kept.
         mean = torch.tensor(self.image_mean).view(1, -1, 1, 1) * (1.0 / self.rescale_factor)
         std = torch.tensor(self.image_std).view(1, -1, 1, 1) * (1.0 / self.rescale_factor)
         pixels = (pixels - mean) / std
@@ -156,14 +161,28 @@ class QwenProcessor:
         video = _read(folder / "video_preprocessor_config.json") or both.get("video_processor", {})
         if not image:
             raise UserError(f"no preprocessor_config.json in {folder}; copy the whole processor folder there")
-        patches = {key: image[key] for key in ("patch_size", "temporal_patch_size", "merge_size") if key in image}
+        patches = {
+            key: image[key] for key in ("patch_size", "temporal_patch_size", "merge_size") if key in image
+        }
         # The auto class's bookkeeping keys are not settings of the PIL class.
-        settings = {key: value for key, value in image.items() if not key.endswith("_type") and key != "processor_class"}
+        settings = {
+            key: value
+            for key, value in image.items()
+            if not key.endswith("_type") and key != "processor_class"
+        }
         settings.pop("auto_map", None)
         # Qwen3-VL normalises by 0.5; the Qwen2-VL class defaults to CLIP's statistics.
         settings.setdefault("image_mean", list(_HALF))
         settings.setdefault("image_std", list(_HALF))
-        keys = ("patch_size", "temporal_patch_size", "merge_size", "size", "image_mean", "image_std", "rescale_factor")
+        keys = (
+            "patch_size",
+            "temporal_patch_size",
+            "merge_size",
+            "size",
+            "image_mean",
+            "image_std",
+            "rescale_factor",
+        )
         chosen = {**patches, **{key: video[key] for key in keys if video.get(key) is not None}}
         return cls(
             tokenizer=tokenizer,

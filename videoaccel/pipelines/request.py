@@ -50,7 +50,7 @@ class Request:
 
     Attributes:
         prompt: one caption.
-        task: a task of the family (`t2va`, `fl2va`, `ref2va`, `t2v`, `i2v`); None reads it off what was given.
+        task: a task of the family (`t2va`, `fl2va`, `ref2va`, `t2v`, `i2v`); None reads it off the rest.
         references: for `ref2va`, in the order the model reads them.
         first_frame: RGB image the clip starts from.
         last_frame: RGB image the clip ends on.

@@ -54,7 +54,9 @@ def stream_schedule(
                 f"{type(scheduler).__name__} with {key}=True has no fixed step coefficients; set it to False."
             )
     if "sde" in str(config.get("algorithm_type", "")):
-        raise UserError(f"{type(scheduler).__name__} with an SDE solver adds noise; use its ODE algorithm_type.")
+        raise UserError(
+            f"{type(scheduler).__name__} with an SDE solver adds noise; use its ODE algorithm_type."
+        )
     probe = copy.deepcopy(scheduler)
     if sigmas is not None:
         probe.set_timesteps(sigmas=list(sigmas))

@@ -1,0 +1,340 @@
+"""Wan 2.1 and 2.2 behind the family protocol: text or image to video, guidance, one or two experts.
+
+The denoise stage is the stock pipeline's own `__call__` on a shallow copy of the pipeline, handed what the
+encode stage made, so a dense run equals `pipe(...)` bit for bit. N steps are N forwards a guidance branch.
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
+from typing import Any, ClassVar
+
+import numpy as np
+import torch
+
+from videoaccel.errors import UserError, unknown
+from videoaccel.pipelines.family import BlockStack, Controller, Family, ForwardCall, Run
+from videoaccel.pipelines.layout import Layout, Segment
+from videoaccel.pipelines.request import CancelFlag, Clip, OnProgress, Plan, Request, StepInfo, Streams
+from videoaccel.pipelines.schedule import StreamSchedule, stream_schedule
+from videoaccel.pipelines.wan_request import resolve
+
+# The stock call's `max_sequence_length`: text is padded to it.
+TEXT_ROWS = 512
+
+
+class WanFamily(Family):
+    """See `Family`."""
+
+    name: ClassVar[str] = "wan"
+    pipeline_classes: ClassVar[tuple[str, ...]] = ("WanPipeline", "WanImageToVideoPipeline")
+    tasks: ClassVar[tuple[str, ...]] = ("t2v", "i2v")
+    streams: ClassVar[tuple[str, ...]] = ("video",)
+
+    def components(self, pipe: Any, task: str) -> tuple[str, ...]:
+        if task not in self.tasks:
+            raise unknown("task", task, self.tasks)
+        if task != served_task(pipe):
+            raise UserError(
+                f"{type(pipe).__name__} serves {served_task(pipe)}, not {task}; load another checkpoint"
+            )
+        names = [name for name in ("transformer", "transformer_2") if getattr(pipe, name, None) is not None]
+        if pipe.config.boundary_ratio is None:
+            # Without a boundary the stock loop never reaches the second expert.
+            names = [name for name in names if name == "transformer"]
+        if not names:
+            raise UserError("no transformer is loaded; load the whole checkpoint")
+        return tuple(names)
+
+    def stack(self, pipe: Any, component: str) -> BlockStack:
+        model = getattr(pipe, component, None)
+        if model is None:
+            raise UserError(f"component {component} is not loaded; load the whole checkpoint")
+        config = model.config
+        return BlockStack(
+            component=component,
+            model=model,
+            blocks=model.blocks,
+            path="blocks",
+            attention="attn1",
+            inputs=("hidden_states", "encoder_hidden_states", "temb", "rotary_emb"),
+            outputs=("hidden_states",),
+            num_heads=config.num_attention_heads,
+            head_dim=config.attention_head_dim,
+            hidden_size=config.num_attention_heads * config.attention_head_dim,
+            velocity_streams=("video",),
+        )
+
+    def resolve(self, pipe: Any, request: Request) -> Plan:
+        plan = resolve(pipe, request, served_task(pipe), TEXT_ROWS)
+        self.components(pipe, plan.task)
+        return plan
+
+    def schedules(
+        self, pipe: Any, steps: int, sigmas: Mapping[str, Sequence[float]] | None = None
+    ) -> dict[str, StreamSchedule]:
+        return {"video": stream_schedule(pipe.scheduler, steps, (sigmas or {}).get("video"))}
+
+    def canvas(self, pipe: Any, short_edge: int | None = None) -> tuple[int, int]:
+        # The released checkpoints' 16:9 canvases are 480x832 and 704x1280; others keep 480x832's ratio.
+        multiple = canvas_multiple(pipe)
+        edge = 480 if short_edge is None else short_edge
+        if edge < multiple:
+            raise UserError(f"a short edge of {edge} px is too small; use at least {multiple}")
+        return round(edge / multiple) * multiple, round(edge * 832 / 480 / multiple) * multiple
+
+    def steps(self, pipe: Any, plan: Plan) -> tuple[StepInfo, ...]:
+        schedule = self.schedules(pipe, plan.steps)["video"]
+        ratio = pipe.config.boundary_ratio
+        boundary = None if ratio is None else ratio * pipe.scheduler.config.num_train_timesteps
+        steps = []
+        for index, timestep in enumerate(schedule.timesteps):
+            first = boundary is None or timestep >= boundary
+            scale = plan.guidance if first else plan.guidance_low_noise
+            guided = plan.guidance is not None and plan.guidance > 1 and scale is not None
+            weight = float(scale) if guided and scale is not None else 1.0
+            steps.append(
+                StepInfo(
+                    index=index,
+                    component="transformer" if first else "transformer_2",
+                    timestep={"video": timestep},
+                    sigma={"video": schedule.sigmas[index]},
+                    sigma_next={"video": schedule.sigmas[index + 1]},
+                    coefficient={"video": schedule.coefficients[index]},
+                    branches={"cond": weight, "uncond": 1.0 - weight} if guided else {"cond": 1.0},
+                )
+            )
+        return tuple(steps)
+
+    def start(
+        self, pipe: Any, request: Request, *, prompt_embeds: torch.Tensor | None = None, decode: bool = True
+    ) -> WanRun:
+        plan = self.resolve(pipe, request)
+        needed = ["vae"] + ([] if prompt_embeds is not None else ["text_encoder", "tokenizer"])
+        steps = self.steps(pipe, plan)
+        for name in [*needed, *sorted({step.component for step in steps})]:
+            if getattr(pipe, name, None) is None:
+                raise UserError(
+                    f"task {plan.task} needs {name}, which is not loaded; load the whole checkpoint"
+                )
+        return WanRun(pipe, request, plan, steps, prompt_embeds)
+
+
+class WanRun(Run):
+    """One Wan request, on a shallow copy of the pipeline with a scheduler of its own."""
+
+    def __init__(
+        self,
+        pipe: Any,
+        request: Request,
+        plan: Plan,
+        steps: tuple[StepInfo, ...],
+        prompt_embeds: torch.Tensor | None = None,
+    ) -> None:
+        super().__init__(pipe, request, plan, steps)
+        self._view = copy.copy(pipe)
+        _put(self._view, "scheduler", copy.deepcopy(pipe.scheduler))
+        _put(self._view, "_progress_bar_config", {"disable": True})
+        self._embeds: dict[str, Any] = {"prompt_embeds": prompt_embeds, "negative_prompt_embeds": None}
+        self._latents: torch.Tensor | None = None
+        self._noise: Streams = {}
+
+    @property
+    def layout(self) -> Layout:
+        pipe, plan = self.pipe, self.plan
+        _, patch_h, patch_w = _patch(pipe)
+        frames = (plan.num_frames - 1) // pipe.vae_scale_factor_temporal + 1
+        spatial = pipe.vae_scale_factor_spatial
+        grid = (frames, plan.height // spatial // patch_h, plan.width // spatial // patch_w)
+        embeds = self._embeds["prompt_embeds"]
+        cross = TEXT_ROWS if embeds is None else embeds.shape[1]
+        rows = grid[0] * grid[1] * grid[2]
+        segment = Segment(role="video", modality="video", start=0, stop=rows, grid=grid)
+        return Layout(segments=(segment,), cross_rows=cross)
+
+    @property
+    def initial_noise(self) -> Streams:
+        return self._noise
+
+    @property
+    def latents(self) -> Streams:
+        if self._latents is None:
+            raise RuntimeError("The latents are known after encode().")
+        return {"video": self._latents}
+
+    @torch.no_grad()
+    def encode(self) -> None:
+        self._synchronise()
+        start = time.perf_counter()
+        view, request, plan = self._view, self.request, self.plan
+        device = view._execution_device
+        guided = "uncond" in self.steps[0].branches
+        positive, negative = view.encode_prompt(
+            prompt=request.prompt,
+            negative_prompt=request.negative_prompt,
+            do_classifier_free_guidance=guided,
+            prompt_embeds=self._embeds["prompt_embeds"],
+            max_sequence_length=TEXT_ROWS,
+            device=device,
+        )
+        self._embeds = {"prompt_embeds": positive, "negative_prompt_embeds": negative}
+        generator = torch.Generator("cpu").manual_seed(plan.seed)
+        shape = (plan.height, plan.width, plan.num_frames, torch.float32, device, generator)
+        if plan.task == "t2v":
+            model = view.transformer if view.transformer is not None else view.transformer_2
+            prepared = view.prepare_latents(1, model.config.in_channels, *shape)
+            noise = prepared
+        else:
+            images = [image for image in (request.first_frame, request.last_frame) if image is not None]
+            if view.transformer is not None and view.transformer.config.image_dim is not None:
+                embeds = view.encode_image(images[0] if len(images) == 1 else images, device)
+                _put(view, "encode_image", lambda *_: embeds)
+            pixels = [
+                view.video_processor.preprocess(image, height=plan.height, width=plan.width).to(
+                    device, torch.float32
+                )
+                for image in images
+            ]
+            last = pixels[1] if len(pixels) == 2 else None
+            prepared = view.prepare_latents(pixels[0], 1, view.vae.config.z_dim, *shape, None, last)
+            noise = prepared[0]
+        # The stock loop takes its start from here instead of drawing (and encoding) again.
+        _put(view, "prepare_latents", lambda *_: prepared)
+        self._latents = noise
+        self._noise = {"video": noise.cpu().clone()}
+        self._synchronise()
+        self.timings.encode_s = time.perf_counter() - start
+
+    @torch.no_grad()
+    def denoise(
+        self,
+        *,
+        on_progress: OnProgress | None = None,
+        cancel: CancelFlag | None = None,
+        controller: Controller | None = None,
+    ) -> None:
+        self._check(cancel)
+        view, plan = self._view, self.plan
+        if controller is not None:
+            for name in ("transformer", "transformer_2"):
+                model = getattr(view, name, None)
+                if model is not None:
+                    _put(view, name, _Intercept(model, self, controller))
+        self._synchronise()
+        start = begun = time.perf_counter()
+
+        def step_end(_: Any, index: int, __: Any, tensors: dict[str, Any]) -> dict[str, Any]:
+            nonlocal begun
+            self._latents = tensors["latents"]
+            if controller is not None:
+                corrected = controller.after_step(self.steps[index], self.latents)
+                if corrected is not None:
+                    self._latents = corrected["video"]
+            self._synchronise()
+            self.timings.step_s.append(time.perf_counter() - begun)
+            self._tell(on_progress, "denoise", index + 1, len(self.steps), step_s=self.timings.step_s[-1])
+            if index + 1 < len(self.steps):
+                self._check(cancel)
+            begun = time.perf_counter()
+            return {"latents": self._latents}
+
+        extra: dict[str, Any] = {}
+        if plan.task == "i2v":
+            extra = {"image": self.request.first_frame, "last_image": self.request.last_frame}
+        if view.config.boundary_ratio is not None:
+            extra["guidance_scale_2"] = plan.guidance_low_noise
+        # The timing starts at the loop, after the stock call's own input checks.
+        output = view(
+            **extra,
+            **self._embeds,
+            height=plan.height,
+            width=plan.width,
+            num_frames=plan.num_frames,
+            num_inference_steps=plan.steps,
+            guidance_scale=plan.guidance,
+            max_sequence_length=TEXT_ROWS,
+            output_type="latent",
+            callback_on_step_end=step_end,
+        )
+        self._latents = output.frames
+        self._synchronise()
+        self.timings.denoise_s = time.perf_counter() - start
+
+    @torch.no_grad()
+    def decode(self) -> Clip:
+        self._synchronise()
+        start = time.perf_counter()
+        view = self._view
+        latents = self.latents["video"].to(view._execution_device, dtype=view.vae.dtype)
+        mean, std = (
+            torch.tensor(values).view(1, -1, 1, 1, 1)
+            for values in (view.vae.config.latents_mean, view.vae.config.latents_std)
+        )
+        # As the stock call: divide by the inverse, so that the rounding is the same.
+        latents = latents / (1.0 / std).to(latents) + mean.to(latents)
+        video = view.vae.decode(latents, return_dict=False)[0]
+        frames = view.video_processor.postprocess_video(video, output_type="np")[0]
+        self._synchronise()
+        self.timings.decode_s = time.perf_counter() - start
+        return Clip(
+            frames=(np.asarray(frames) * 255).round().astype("uint8"),
+            audio=None,
+            sampling_rate=None,
+            fps=self.plan.fps,
+            latents={"video": self.latents["video"].cpu()},
+            initial_noise=self._noise,
+            layout=self.layout,
+            plan=self.plan,
+            timings=self.timings,
+        )
+
+
+class _Intercept:
+    """Stands in for a transformer on a run's own view of the pipeline and asks the controller first."""
+
+    def __init__(self, model: Any, run: WanRun, controller: Controller) -> None:
+        self._model, self._run, self._controller = model, run, controller
+        self._branch = "cond"
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._model, name)
+
+    def cache_context(self, name: str, **kwargs: Any) -> AbstractContextManager[Any]:
+        self._branch = name
+        context: AbstractContextManager[Any] = self._model.cache_context(name, **kwargs)
+        return context
+
+    def __call__(self, **kwargs: Any) -> tuple[torch.Tensor]:
+        run = self._run
+
+        def dense() -> Streams:
+            return {"video": self._model(**kwargs)[0]}
+
+        step = run.steps[len(run.timings.step_s)]
+        call = ForwardCall(step=step, branch=self._branch, latents=run.latents, dense=dense)
+        return (self._controller.velocity(call)["video"],)
+
+
+def served_task(pipe: Any) -> str:
+    """The one task a Wan pipeline class serves."""
+    return "i2v" if any(base.__name__ == "WanImageToVideoPipeline" for base in type(pipe).__mro__) else "t2v"
+
+
+def canvas_multiple(pipe: Any) -> int:
+    """What height and width must be multiples of: VAE stride times patch, and the stock check's 16."""
+    return math.lcm(16, pipe.vae_scale_factor_spatial * _patch(pipe)[1])
+
+
+def _patch(pipe: Any) -> tuple[int, int, int]:
+    model = pipe.transformer if pipe.transformer is not None else pipe.transformer_2
+    patch: tuple[int, int, int] = tuple(model.config.patch_size)
+    return patch
+
+
+def _put(view: Any, name: str, value: Any) -> None:
+    # Past DiffusionPipeline.__setattr__, which would rewrite the config for a component.
+    object.__setattr__(view, name, value)
