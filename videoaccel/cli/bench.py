@@ -1,0 +1,284 @@
+"""`videoaccel bench`: clips an hour, latency, stage times and memory, in a closed loop on one device."""
+
+from __future__ import annotations
+
+import argparse
+import datetime
+import functools
+import json
+import sys
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from videoaccel.cli.inputs import (
+    add_model_arguments,
+    check_task,
+    check_tiers,
+    preflight,
+    quiet_libraries,
+    with_canvas,
+)
+from videoaccel.cli.values import Resolution, names, whole
+from videoaccel.config import AccelConfig
+from videoaccel.errors import UserError
+from videoaccel.media import check_writable, write_json
+
+if TYPE_CHECKING:
+    import torch
+
+    from videoaccel.pipelines.request import Request
+
+BUNDLED = "tiny-h3"
+FULL_SIZE = "MiniMax-H3 (full size)"
+PROMPT = "A red ball bounces on a wooden floor while the camera pans slowly to the left."
+TEXT_ROWS = 256
+
+
+def full_size_gb(seconds: float) -> float:
+    """Decimal GB the full-size H3 and its VAEs need in bf16 at 1344x768; a line through 5 and 15 s.
+
+    72.9 and 85.0 GB were measured on one H200, transformer and activations; VAEs add 5.5, and 2 are spare.
+    """
+    return 72.9 + (85.0 - 72.9) * (seconds - 5) / 10 + 5.5 + 2.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Target:
+    """What will be measured.
+
+    Attributes:
+        model: name or path for `load`, and for the report.
+        weights: "pretrained" or "random".
+        res: canvas, None for the model's own.
+        seconds: length, None for the model's own.
+        notes: what differs from what was asked.
+    """
+
+    model: str
+    weights: str
+    res: Resolution | None
+    seconds: float | None
+    notes: tuple[str, ...] = ()
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The flags of `bench`."""
+    add_model_arguments(parser)
+    parser.add_argument(
+        "--weights", choices=["pretrained", "random"], help="random: full-size H3 built on the device"
+    )
+    parser.add_argument("--tiers", type=names, default=["exact"], help="comma-separated; default: exact")
+    parser.add_argument("--requests", type=whole(1), default=2, help="timed requests a tier; default: 2")
+    parser.add_argument(
+        "--inflight", type=whole(1), default=1, help="requests in the system at once; default: 1"
+    )
+    parser.add_argument("--warmup", type=whole(0), default=1, help="whole requests before timing; default: 1")
+    parser.add_argument("--no-bare", action="store_true", help="leave out the comparison with bare diffusers")
+    parser.add_argument("--out", default="bench.json", metavar="JSON", help="default: bench.json")
+    parser.add_argument("--json", action="store_true", help="print the JSON instead of the table")
+    parser.add_argument("--quiet", action="store_true", help="no progress")
+
+
+def choose(args: argparse.Namespace, device: torch.device) -> Target:
+    """The full-size H3 where it fits, else the bundled model at its own canvas, saying so.
+
+    Raises:
+        UserError: random weights were asked for on a device that can't hold them.
+    """
+    length = args.seconds or 5.0
+    need = full_size_gb(length)
+    res = args.res or Resolution(768, None, None)
+    free = free_gb(device)
+    if args.weights == "random":
+        if args.model is not None:
+            raise UserError("--weights random builds the full-size H3 and takes no --model; drop one of them")
+        if free < need:
+            raise UserError(
+                f"--weights random needs about {need:.0f} GB and {device} has {free:.0f} GB free; "
+                "drop it to measure the bundled model"
+            )
+    elif args.model is not None:
+        return Target(model=args.model, weights="pretrained", res=args.res, seconds=args.seconds)
+    if free >= need and args.weights != "pretrained":
+        return Target(model=FULL_SIZE, weights="random", res=res, seconds=length)
+    if device.type == "cpu":
+        why = "no accelerator"
+    elif free < need:
+        why = f"{device} has {free:.0f} GB free of the {need:.0f} GB needed"
+    else:
+        why = "pretrained weights without --model"
+    asked = f", not {args.res}" if args.res is not None else ""
+    note = f"{why}: this measures the bundled {BUNDLED} at its own canvas{asked}, not the full-size model"
+    return Target(model=BUNDLED, weights="pretrained", res=None, seconds=args.seconds, notes=(note,))
+
+
+def free_gb(device: torch.device) -> float:
+    """Free memory of a CUDA device, decimal GB; 0 for a CPU, which no full-size run is offered on."""
+    import torch
+
+    return torch.cuda.mem_get_info(device)[0] / 1e9 if device.type == "cuda" else 0.0
+
+
+def synthetic_request(args: argparse.Namespace, target: Target) -> Request:
+    """The request that is measured; a task that takes an image gets a drawn one."""
+    from PIL import Image, ImageDraw
+
+    from videoaccel.pipelines.request import Reference, Request
+
+    drawn = Image.new("RGB", (256, 256), (96, 128, 160))
+    ImageDraw.Draw(drawn).ellipse((64, 64, 192, 192), fill=(200, 40, 40))
+    return Request(
+        prompt=PROMPT,
+        task=args.task,
+        references=(Reference(kind="image", image=drawn),) if args.task == "ref2va" else (),
+        first_frame=drawn if args.task in ("fl2va", "i2v") else None,
+        seed=args.seed,
+        steps=args.steps,
+        seconds=target.seconds,
+    )
+
+
+def run(args: argparse.Namespace) -> int:
+    """Measures, prints the table, writes the JSON. Bad input is refused before anything is loaded."""
+    check_tiers(args.tiers)
+    check_task(args.task)
+    check_writable(args.out, suffix=".json")
+
+    from videoaccel.pipelines.loading import check_device, load
+    from videoaccel.pipelines.random_weights import build_random_h3
+
+    device = check_device(args.device)
+    target = choose(args, device)
+    say = reporter(enabled=not args.quiet)
+    for note in target.notes:
+        print(f"note: {note}", file=sys.stderr)
+    quiet_libraries()
+    request = synthetic_request(args, target)
+    if target.weights == "pretrained":
+        preflight(target.model, request, target.res)
+        say(f"loading {target.model} on {device}")
+        pipe = load(target.model, device=device, task=args.task)
+    else:
+        say(f"building {target.model} with random weights on {device}")
+        pipe = build_random_h3(device=device)
+    report = bench(pipe, target, request, args, say)
+    write_json(args.out, report)
+    print(json.dumps(report, indent=2, allow_nan=False) if args.json else table(report))
+    if not args.json:
+        print(f"wrote {args.out}")
+    return 0
+
+
+def bench(pipe: Any, target: Target, request: Request, args: argparse.Namespace, say: Any) -> dict[str, Any]:
+    """Every tier's row on one pipeline, and what they share."""
+    from videoaccel.cli.bench_loop import STAGES, Work, measure, row_of
+    from videoaccel.cli.environment import command_line, commit, device_name, versions
+    from videoaccel.install import accelerate
+    from videoaccel.pipelines.random_weights import random_prompt_embeds
+
+    notes = list(target.notes)
+    random = target.weights == "random"
+    rows = []
+    for tier in args.tiers:
+        config = AccelConfig(tier=tier)
+        with accelerate(pipe, config) as handle:
+            work = Work(
+                model=target.model,
+                weights=target.weights,
+                request=with_canvas(handle.family, pipe, request, target.res),
+                prompt_embeds=random_prompt_embeds(pipe, TEXT_ROWS) if random else None,
+                # Not built: the text encoder. What was not run is not reported.
+                stages=tuple(name for name in STAGES if not (random and name == "encode")),
+            )
+            dense = tier == "exact"
+            measured = measure(
+                handle,
+                work,
+                requests=args.requests,
+                inflight=args.inflight,
+                warmup=args.warmup,
+                compare=dense and not args.no_bare,
+                say=functools.partial(say, tier),
+            )
+            rows.append(row_of(tier, config.to_dict(), work, measured, inflight=args.inflight))
+    if random:
+        notes.append(
+            f"random weights: a timing, not a quality; the text encoder is not built, {TEXT_ROWS} random text "
+            "rows stand in for it, and encoding was not run"
+        )
+    first = rows[0]["receipts"][0]
+    notes += first["notes"]
+    return {
+        "model": target.model,
+        "weights": target.weights,
+        "task": first["task"],
+        "canvas": f"{first['width']}x{first['height']}",
+        "frames": first["frames"],
+        "fps": first["fps"],
+        "rows": first["rows"],
+        "total_rows": sum(first["rows"].values()),
+        "device": device_name(pipe._execution_device),
+        "versions": versions(),
+        "commit": commit(),
+        "command": command_line(),
+        "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+        "warmup": args.warmup,
+        "notes": notes,
+        "tiers": rows,
+    }
+
+
+def reporter(*, enabled: bool) -> Any:
+    """A function that prints its words as a progress line on stderr, or does nothing."""
+
+    def say(*words: str) -> None:
+        if enabled:
+            print(": ".join(words), file=sys.stderr, flush=True)
+
+    return say
+
+
+def table(report: dict[str, Any]) -> str:
+    """The report as text: what was measured, one line a tier, what the hourly figure counts."""
+
+    def shown(value: float | None, digits: int = 2) -> str:
+        return "-" if value is None else f"{value:.{digits}f}"
+
+    head = [
+        "tier",
+        "steps",
+        "forwards",
+        "p50 s",
+        "p95 s",
+        "encode",
+        "denoise",
+        "decode",
+        "mux",
+        "step",
+        "clips/h",
+    ]
+    head += ["alloc GB", "reserved GB", "vs bare"]
+    lines = [head]
+    for row in report["tiers"]:
+        bare = row["bare_diffusers"]
+        stages = row["stage_s"]
+        lines.append(
+            [row["tier"], str(row["steps"]), str(row["forwards"])]
+            + [shown(row["latency_s"][key]) for key in ("p50", "p95")]
+            + [shown(stages[key]) for key in ("encode", "denoise", "decode", "mux")]
+            + [shown(row["step_s_median"], 3), shown(row["clips_per_hour"], 1)]
+            + [shown(row["peak_allocated_gb"]), shown(row["peak_reserved_gb"])]
+            + ["-" if bare is None else f"{bare['ratio']:.3f}x"]
+        )
+    widths = [max(len(line[column]) for line in lines) for column in range(len(head))]
+    text = [
+        f"{report['model']}, {report['weights']} weights, {report['task']}, {report['canvas']}, "
+        f"{report['frames']} frames, {report['total_rows']} rows, on {report['device']}"
+    ]
+    text += ["  ".join(cell.rjust(width) for cell, width in zip(line, widths, strict=True)) for line in lines]
+    row = report["tiers"][0]
+    text.append(
+        f"{row['requests']} requests a tier, {row['inflight']} in flight; clips/h counts {row['counts']}"
+    )
+    text += [f"note: {note}" for note in report["notes"]]
+    return "\n".join(text)

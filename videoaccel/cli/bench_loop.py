@@ -1,0 +1,248 @@
+"""The closed loop of `videoaccel bench`: as many requests in the system as asked, a new one as one ends."""
+
+from __future__ import annotations
+
+import itertools
+import queue
+import statistics
+import tempfile
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from videoaccel.cli.bare import bare_call, bare_loop
+from videoaccel.cli.request_run import Outcome, run_request
+from videoaccel.install import Handle
+from videoaccel.pipelines.request import Request
+
+STAGES = ("encode", "denoise", "decode", "mux")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Work:
+    """What every request of a benchmark does.
+
+    Attributes:
+        model, weights: for receipts.
+        request: the request; each one gets its own seed, counting up.
+        prompt_embeds: `(1, L, D)` where there is no text encoder, else None.
+        stages: the stages that are run; the others are reported as null.
+    """
+
+    model: str
+    weights: str
+    request: Request
+    prompt_embeds: torch.Tensor | None
+    stages: tuple[str, ...]
+
+    def numbered(self, index: int) -> Request:
+        """Request number `index`."""
+        import dataclasses
+
+        return dataclasses.replace(self.request, seed=self.request.seed + index)
+
+
+@dataclass(kw_only=True)
+class Measured:
+    """A row's raw figures.
+
+    Attributes:
+        outcomes: the timed requests, in the order they ended.
+        wall_s: seconds in which they ran, from the first one sent to the last one ended; bare calls left out.
+        bare_s: seconds of each bare diffusers run, empty where none was made.
+        ours_s: seconds of the same part of our own requests, in the same order.
+    """
+
+    outcomes: list[Outcome] = field(default_factory=list)
+    wall_s: float = 0.0
+    bare_s: list[float] = field(default_factory=list)
+    ours_s: list[float] = field(default_factory=list)
+
+
+def measure(
+    handle: Handle,
+    work: Work,
+    *,
+    requests: int,
+    inflight: int,
+    warmup: int,
+    compare: bool,
+    say: Callable[[str], None],
+) -> Measured:
+    """Warms up with whole requests, then runs `requests` of them in a closed loop.
+
+    With `compare` each of our runs has a run of diffusers' own beside it; the two take turns to go first, so
+    that clocks and temperature drift on both alike. With more than one request in flight the pairs are run
+    after the loop, one by one.
+    """
+    measured = Measured()
+    with tempfile.TemporaryDirectory(prefix="videoaccel-bench-") as folder:
+        gate = threading.Lock()
+
+        def one(index: int) -> Outcome:
+            out = Path(folder) / f"{index}.mp4"
+            outcome = run_request(
+                handle,
+                work.numbered(index),
+                model=work.model,
+                weights=work.weights,
+                out=out if "mux" in work.stages else None,
+                prompt_embeds=work.prompt_embeds,
+                decode="decode" in work.stages,
+                device_gate=gate,
+            )
+            out.unlink(missing_ok=True)
+            return outcome
+
+        for index in range(warmup):
+            say(f"warm-up {index + 1}/{warmup}")
+            one(index)
+        if inflight == 1:
+            for index in range(requests):
+                bare_first = compare and index % 2 == 1
+                bare = bare_run(handle, work, index) if bare_first else None
+                start = time.perf_counter()
+                outcome = one(index)
+                measured.wall_s += time.perf_counter() - start
+                measured.outcomes.append(outcome)
+                say(f"request {index + 1}/{requests}: {outcome.latency_s:.2f} s")
+                if compare and not bare_first:
+                    bare = bare_run(handle, work, index)
+                if bare is not None:
+                    measured.bare_s.append(bare)
+                    measured.ours_s.append(comparable(outcome, work))
+                    say(f"bare diffusers: {bare:.2f} s")
+            return measured
+        start = time.perf_counter()
+        measured.outcomes = closed_loop(one, requests=requests, inflight=inflight, say=say)
+        measured.wall_s = time.perf_counter() - start
+        for index in range(requests if compare else 0):
+            sides = ("ours", "bare") if index % 2 == 0 else ("bare", "ours")
+            took: dict[str, float | None] = {}
+            for side in sides:
+                took[side] = comparable(one(index), work) if side == "ours" else bare_run(handle, work, index)
+            if took["bare"] is not None and took["ours"] is not None:
+                measured.bare_s.append(took["bare"])
+                measured.ours_s.append(took["ours"])
+                say(f"pair {index + 1}/{requests}: {took['ours']:.2f} s, bare diffusers {took['bare']:.2f} s")
+    return measured
+
+
+def closed_loop(
+    one: Callable[[int], Outcome], *, requests: int, inflight: int, say: Callable[[str], None]
+) -> list[Outcome]:
+    """Keeps `inflight` requests in the system until `requests` have ended; the first error ends it."""
+    numbers: queue.SimpleQueue[int] = queue.SimpleQueue()
+    for index in range(requests):
+        numbers.put(index)
+    ended: list[Outcome] = []
+    errors: list[BaseException] = []
+    count = itertools.count(1)
+
+    def client() -> None:
+        while not errors:
+            try:
+                index = numbers.get_nowait()
+            except queue.Empty:
+                return
+            try:
+                outcome = one(index)
+            except BaseException as error:  # handed to the caller, whatever it is
+                errors.append(error)
+                return
+            ended.append(outcome)
+            say(f"request {next(count)}/{requests}: {outcome.latency_s:.2f} s")
+
+    clients = [threading.Thread(target=client, daemon=True) for _ in range(min(inflight, requests))]
+    for thread in clients:
+        thread.start()
+    for thread in clients:
+        thread.join()
+    if errors:
+        raise errors[0]
+    return ended
+
+
+def bare_run(handle: Handle, work: Work, index: int) -> float | None:
+    """Seconds of diffusers' own run of request `index`: its call, or its loop alone without an encoder."""
+    run = handle.family.start(
+        handle.pipe, work.numbered(index), prompt_embeds=work.prompt_embeds, decode="decode" in work.stages
+    )
+    if work.prompt_embeds is None:
+        return bare_call(run)
+    run.encode()
+    return bare_loop(run)
+
+
+def comparable(outcome: Outcome, work: Work) -> float:
+    """The seconds of our run that `bare_run` has a counterpart for."""
+    times = outcome.receipt.timings
+    if work.prompt_embeds is None:
+        return times.encode_s + times.denoise_s + times.decode_s
+    return times.denoise_s
+
+
+def row_of(
+    tier: str, config: dict[str, Any], work: Work, measured: Measured, *, inflight: int
+) -> dict[str, Any]:
+    """One tier's row of the benchmark: figures of what was run, null for what was not."""
+    receipts = [outcome.receipt for outcome in measured.outcomes]
+    latencies = [outcome.latency_s for outcome in measured.outcomes]
+    first = receipts[0]
+    whole = set(work.stages) == set(STAGES)
+    peaks = [r.memory for r in receipts if r.memory.peak_allocated is not None]
+    row: dict[str, Any] = {
+        "tier": tier,
+        "config": config,
+        "steps": first.steps,
+        "forwards": first.forwards.run,
+        "requests": len(receipts),
+        "inflight": inflight,
+        "latency_s": {
+            "p50": float(np.percentile(latencies, 50)),
+            "p95": float(np.percentile(latencies, 95)),
+            "all": latencies,
+        },
+        "stage_s": {
+            name: statistics.median(getattr(r.timings, f"{name}_s") for r in receipts)
+            if name in work.stages
+            else None
+            for name in STAGES
+        },
+        "step_s_median": statistics.median(s for r in receipts for s in r.timings.step_s),
+        "clips_per_hour": 3600 * len(receipts) / measured.wall_s if whole else None,
+        "requests_per_hour": 3600 * len(receipts) / measured.wall_s,
+        "counts": counts(work),
+        "wall_s": measured.wall_s,
+        "peak_allocated_gb": max(m.peak_allocated or 0 for m in peaks) / 1e9 if peaks else None,
+        "peak_reserved_gb": max(m.peak_reserved or 0 for m in peaks) / 1e9 if peaks else None,
+        "bare_diffusers": None,
+        "receipts": [r.to_dict() for r in receipts],
+    }
+    if measured.bare_s:
+        ours, bare = statistics.median(measured.ours_s), statistics.median(measured.bare_s)
+        row["bare_diffusers"] = {
+            "compares": "pipeline call: encode, denoise, decode"
+            if work.prompt_embeds is None
+            else "denoise loop",
+            "ours_s": measured.ours_s,
+            "bare_s": measured.bare_s,
+            "ratio": ours / bare,
+        }
+    return row
+
+
+def counts(work: Work) -> str:
+    """What the hourly figure counts, in words."""
+    left_out = [name for name in STAGES if name not in work.stages]
+    if not left_out:
+        return "finished mp4 files with sound, from submission to file: encode, denoise, decode and mux"
+    return (
+        f"requests that ran {', '.join(work.stages)}; {', '.join(left_out)} not run, so no clips are counted"
+    )

@@ -1,0 +1,116 @@
+"""`videoaccel generate`: one clip from a prompt, as an mp4 with sound."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from pathlib import Path
+
+from videoaccel.cli.inputs import (
+    add_model_arguments,
+    canvas_note,
+    check_files,
+    check_task,
+    check_tiers,
+    preflight,
+    quiet_libraries,
+    read_request,
+    tier_help,
+    with_canvas,
+)
+from videoaccel.cli.progress import ProgressReport
+from videoaccel.config import AccelConfig
+from videoaccel.errors import UserError
+from videoaccel.media import check_writable
+
+DEFAULT_MODEL = "tiny-h3"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The flags of `generate`."""
+    parser.add_argument("prompt", help="what the clip shows, in words")
+    parser.add_argument(
+        "--reference",
+        action="append",
+        default=[],
+        metavar="FILE",
+        help="image, video or sound; may be repeated",
+    )
+    parser.add_argument("--first-frame", metavar="IMAGE", help="image the clip starts from")
+    parser.add_argument("--last-frame", metavar="IMAGE", help="image the clip ends on")
+    add_model_arguments(parser)
+    parser.add_argument("--tier", help=f"{tier_help()}; default: exact")
+    parser.add_argument(
+        "--config", type=Path, metavar="YAML", help="an AccelConfig; --tier beats the one in it"
+    )
+    parser.add_argument("-o", "--out", default="clip.mp4", metavar="MP4", help="default: clip.mp4")
+    parser.add_argument("--receipt", metavar="JSON", help="also write the request's receipt")
+    parser.add_argument("--json", action="store_true", help="print the outcome as JSON")
+    parser.add_argument("--quiet", action="store_true", help="no progress and no summary")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Makes the clip. Whatever can be refused is refused before the model's weights are read."""
+    import dataclasses
+
+    config = AccelConfig() if args.config is None else AccelConfig.from_yaml(args.config)
+    if args.tier is not None:
+        config = dataclasses.replace(config, tier=args.tier)
+    check_tiers([config.tier])
+    check_task(args.task)
+    if not args.prompt.strip():
+        raise UserError("the prompt is empty; describe the clip in a sentence")
+    out = check_writable(args.out, suffix=".mp4")
+    if args.receipt:
+        check_writable(args.receipt, suffix=".json")
+    check_files(args)
+
+    from videoaccel.cli.request_run import noise_digest, run_request
+    from videoaccel.install import accelerate
+    from videoaccel.pipelines.loading import check_device, load
+
+    quiet_libraries()
+    request = read_request(args)
+    model = args.model or DEFAULT_MODEL
+    device = check_device(args.device)
+    plan = preflight(model, request, args.res)
+    with ProgressReport(enabled=not (args.quiet or args.json)) as progress:
+        progress.stage("load")
+        pipe = load(model, device=device, task=plan.task if plan is not None else request.task)
+        with accelerate(pipe, config) as handle:
+            request = with_canvas(handle.family, pipe, request, args.res)
+            outcome = run_request(
+                handle,
+                request,
+                model=model,
+                weights="pretrained",
+                out=out,
+                on_progress=progress,
+                on_mux=lambda: progress.stage("mux"),
+                notes=canvas_note(request, args.res),
+            )
+    receipt = outcome.receipt
+    if args.receipt:
+        receipt.save(args.receipt)
+    if args.json:
+        made = {
+            "output": str(out),
+            "initial_noise_sha256": noise_digest(outcome.run),
+            "receipt": receipt.to_dict(),
+        }
+        print(json.dumps(made, indent=2, allow_nan=False))
+    elif not args.quiet:
+        times = receipt.timings
+        sound = "with sound" if outcome.clip is not None and outcome.clip.audio is not None else "no sound"
+        print(
+            f"{out}: {receipt.frames} frames of {receipt.width}x{receipt.height}, "
+            f"{receipt.frames / receipt.fps:.2f} s at {receipt.fps:g} fps, {sound}; {receipt.task}, "
+            f"tier {receipt.tier_served}, {receipt.forwards.run} forwards, seed {receipt.seed}"
+        )
+        print(
+            f"{times.total_s:.1f} s: encode {times.encode_s:.1f}, denoise {times.denoise_s:.1f}, "
+            f"decode {times.decode_s:.1f}, mux {times.mux_s:.1f}"
+        )
+        for line in (*receipt.notes, *receipt.warnings):
+            print(f"note: {line}")
+    return 0

@@ -1,0 +1,177 @@
+"""From command-line arguments to a Request: files read, limits checked, all before a model is loaded."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from videoaccel.cli.values import Resolution, resolution, seconds, whole
+from videoaccel.config import TIERS
+from videoaccel.errors import UserError, unknown
+from videoaccel.media import media_kind, read_audio, read_image, read_video
+from videoaccel.media.intake import MediaLimits, existing_file
+
+if TYPE_CHECKING:
+    from videoaccel.pipelines.family import Family
+    from videoaccel.pipelines.request import Plan, Reference, Request
+
+TASKS = ("t2va", "ref2va", "fl2va", "t2v", "i2v")
+
+
+def add_model_arguments(parser: argparse.ArgumentParser) -> None:
+    """The flags that `generate` and `bench` share."""
+    parser.add_argument(
+        "--task", help=f"{', '.join(TASKS)}; default: read off what is given, --reference means ref2va"
+    )
+    parser.add_argument(
+        "--steps", type=whole(2), help="denoising steps as diffusers counts them: N are N-1 forwards"
+    )
+    parser.add_argument("--seconds", type=seconds, help="length of the clip; default: the model's own")
+    parser.add_argument(
+        "--res", type=resolution, help="768p, or 1344x768 (width x height); default: the model's own"
+    )
+    parser.add_argument(
+        "--model", help="tiny-h3 (bundled), a folder in the diffusers layout, or a hub id owner/name"
+    )
+    parser.add_argument("--device", help="cpu, cuda, cuda:1; default: the accelerator if there is one")
+    parser.add_argument("--seed", type=whole(0), default=0, help="seed of the noise, the same on any machine")
+
+
+def check_task(task: str | None) -> None:
+    """Raises UserError for a task that no family has."""
+    if task is not None and task not in TASKS:
+        raise unknown("task", task, TASKS)
+
+
+def check_files(args: argparse.Namespace) -> None:
+    """Refuses missing files, unknown kinds, and combinations that no task takes; decodes nothing."""
+    frames = [path for path in (args.first_frame, args.last_frame) if path]
+    if args.reference and frames:
+        raise UserError("--reference can't be combined with --first-frame or --last-frame: drop one of them")
+    for path in args.reference:
+        existing_file(path, MediaLimits())
+        media_kind(path)
+    for path in frames:
+        existing_file(path, MediaLimits())
+
+
+def read_reference(path: str) -> Reference:
+    """A reference file, decoded.
+
+    Raises:
+        UserError: missing, broken, of no known kind, or too large.
+    """
+    import torch
+
+    from videoaccel.pipelines.request import Reference
+
+    kind = media_kind(path)
+    if kind == "image":
+        return Reference(kind="image", image=read_image(path))
+    if kind == "audio":
+        sound = read_audio(path)
+        return Reference(kind="audio", audio=torch.from_numpy(sound.samples), sample_rate=sound.rate)
+    video = read_video(path, limits=MediaLimits())
+    return Reference(
+        kind="video",
+        frames=video.frames,
+        fps=video.fps,
+        audio=None if video.audio is None else torch.from_numpy(video.audio),
+        sample_rate=video.rate,
+    )
+
+
+def read_request(args: argparse.Namespace) -> Request:
+    """The request without its canvas, which may depend on the model; see `with_canvas`."""
+    from videoaccel.pipelines.request import Request
+
+    return Request(
+        prompt=args.prompt,
+        task=args.task,
+        references=tuple(read_reference(path) for path in args.reference),
+        first_frame=read_image(args.first_frame) if args.first_frame else None,
+        last_frame=read_image(args.last_frame) if args.last_frame else None,
+        seed=args.seed,
+        steps=args.steps,
+        seconds=args.seconds,
+    )
+
+
+def with_canvas(family: Family, pipe: Any, request: Request, res: Resolution | None) -> Request:
+    """The request at the canvas that `--res` means for this model."""
+    import dataclasses
+
+    if res is None:
+        return request
+    if res.short_edge is not None:
+        height, width = family.canvas(pipe, res.short_edge)
+        return dataclasses.replace(request, height=height, width=width)
+    return dataclasses.replace(request, height=res.height, width=res.width)
+
+
+def canvas_note(request: Request, res: Resolution | None) -> tuple[str, ...]:
+    """Says so where a short edge was moved to the model's grid."""
+    if res is None or res.short_edge is None or request.height is None or request.width is None:
+        return ()
+    if min(request.height, request.width) == res.short_edge:
+        return ()
+    return (f"{res} became {request.width}x{request.height}, the nearest canvas on the model's grid.",)
+
+
+def quiet_libraries() -> None:
+    """Keeps the loading bars and deprecation notes of the libraries out of this command's own output."""
+    import warnings
+
+    import diffusers.utils.logging
+    import transformers.utils.logging
+
+    diffusers.utils.logging.disable_progress_bar()
+    transformers.utils.logging.disable_progress_bar()
+    warnings.filterwarnings("ignore", message=".*weight_norm.*", category=FutureWarning)
+
+
+def preflight(model: str, request: Request, res: Resolution | None) -> Plan | None:
+    """Checks a request against a model's small files, before its weights are read.
+
+    Returns:
+        The plan, or None for a family that can't be asked without its weights (they check on start).
+
+    Raises:
+        UserError: as `Family.resolve` and `loading.load`.
+    """
+    from videoaccel.pipelines import loading
+    from videoaccel.pipelines.facts import FACTS_FILE, read_facts
+    from videoaccel.pipelines.family import family_named
+
+    folder = loading.bundled_folder(model) if model in loading.BUNDLED else loading._local_or_hub(model)
+    if loading._read_index(folder).get("_class_name") != "MiniMaxH3ModularPipeline":
+        return None
+    from diffusers.modular_pipelines.minimax_h3.modular_blocks_minimax_h3 import MiniMaxH3Blocks
+
+    from videoaccel.pipelines.h3_pipeline import H3Pipeline
+
+    facts = read_facts(folder / FACTS_FILE)
+    shell = H3Pipeline(MiniMaxH3Blocks(), pretrained_model_name_or_path=str(folder), facts=facts)
+    for name in ("tokenizer", "scheduler", "audio_scheduler"):
+        try:
+            shell.register_components(**{name: shell._component_specs[name].load()})
+        except (OSError, ValueError) as error:
+            raise UserError(
+                f"cannot load {name} of {model}: {error}; download the checkpoint again"
+            ) from error
+    family = family_named("minimax_h3")
+    return family.resolve(shell, with_canvas(family, shell, request, res))
+
+
+def check_tiers(tiers: Sequence[str]) -> None:
+    """Raises UserError for a tier that is unknown or not in this version."""
+    from videoaccel.config import check_tier
+
+    for tier in tiers:
+        check_tier(tier)
+
+
+def tier_help() -> str:
+    """The tiers and which of them this version serves."""
+    return ", ".join(name if tier.served else f"{name} (planned)" for name, tier in TIERS.items())

@@ -1,0 +1,61 @@
+"""What command-line values mean: resolutions, counts, lists. No torch here, so bad values fail fast."""
+
+from __future__ import annotations
+
+import argparse
+import math
+import re
+from collections.abc import Callable
+from typing import NamedTuple
+
+
+class Resolution(NamedTuple):
+    """Either a short edge (`768p`), whose width follows from the model's aspect ratio, or a whole canvas."""
+
+    short_edge: int | None
+    width: int | None
+    height: int | None
+
+    def __str__(self) -> str:
+        return f"{self.width}x{self.height}" if self.short_edge is None else f"{self.short_edge}p"
+
+
+def resolution(text: str) -> Resolution:
+    """`768p`, or `1344x768` (width x height)."""
+    if match := re.fullmatch(r"(\d{1,5})p", text):
+        return Resolution(int(match[1]), None, None)
+    if match := re.fullmatch(r"(\d{1,5})x(\d{1,5})", text):
+        return Resolution(None, int(match[1]), int(match[2]))
+    raise argparse.ArgumentTypeError(
+        f"{text!r} is not a resolution: give 768p, or width x height as in 1344x768"
+    )
+
+
+def seconds(text: str) -> float:
+    """A length in seconds, finite and above 0."""
+    try:
+        value = float(text)
+    except ValueError:
+        value = math.nan
+    if not (math.isfinite(value) and value > 0):
+        raise argparse.ArgumentTypeError(f"{text!r} is not a length in seconds: give a number such as 5")
+    return value
+
+
+def whole(least: int) -> Callable[[str], int]:
+    """A parser of whole numbers from `least` up."""
+
+    def parse(text: str) -> int:
+        if not re.fullmatch(r"-?\d{1,18}", text) or int(text) < least:
+            raise argparse.ArgumentTypeError(f"{text!r} is not a whole number of {least} or more")
+        return int(text)
+
+    return parse
+
+
+def names(text: str) -> list[str]:
+    """A comma-separated list, in order, each name once."""
+    found = list(dict.fromkeys(part.strip() for part in text.split(",") if part.strip()))
+    if not found:
+        raise argparse.ArgumentTypeError("the list is empty")
+    return found
