@@ -12,7 +12,7 @@ import torch
 from PIL import Image
 
 from videoaccel.pipelines.family import Clip, Request, family_of
-from videoaccel.pipelines.loading import load
+from videoaccel.pipelines.loading import bundled_folder, load
 from videoaccel.pipelines.minimax_h3 import stock_reference
 
 torch.set_num_threads(1)
@@ -84,23 +84,6 @@ def assert_stack_is_what_runs(pipe: Any, component: str, request: Request) -> No
     assert calls == [(1, run.layout.rows, stack.hidden_size)] * (passes * len(stack.blocks))
 
 
-class _Words:
-    """A word-hash tokenizer of the shape WanPipeline calls; a real one would be a file to ship."""
-
-    def __call__(self, text: str | list[str], **kwargs: Any) -> Any:
-        from transformers import BatchEncoding
-
-        def ids(line: str) -> list[int]:
-            return [2 + sum(map(ord, word)) % 90 for word in line.split()] + [1]
-
-        if isinstance(text, str):
-            return BatchEncoding({"input_ids": ids(text)})
-        rows = torch.zeros(len(text), kwargs["max_length"], dtype=torch.long)
-        for index, line in enumerate(text):
-            rows[index, : len(ids(line))] = torch.tensor(ids(line))
-        return BatchEncoding({"input_ids": rows, "attention_mask": (rows > 0).long()})
-
-
 def _transformer(in_channels: int, image_dim: int | None = None) -> Any:
     from diffusers import WanTransformer3DModel
 
@@ -125,7 +108,7 @@ def _transformer(in_channels: int, image_dim: int | None = None) -> Any:
 def make_wan(
     *, image: bool = False, two_experts: bool = False, scheduler: Any = None, clip_encoder: bool = False
 ) -> Any:
-    """A Wan pipeline of stock classes with random weights: 2.1 or 2.2 (two experts), text or image to video."""
+    """A Wan pipeline of stock classes, random weights: 2.1 or 2.2 (two experts), text or image to video."""
     from diffusers import (
         AutoencoderKLWan,
         FlowMatchEulerDiscreteScheduler,
@@ -136,14 +119,17 @@ def make_wan(
         CLIPImageProcessorPil,
         CLIPVisionConfig,
         CLIPVisionModelWithProjection,
+        Qwen2Tokenizer,
         UMT5Config,
         UMT5EncoderModel,
     )
 
     torch.manual_seed(0)
     channels = 36 if image else 16
+    # Wan's own is UMT5's; any tokenizer that pads will do, and this one ships.
+    tokenizer = Qwen2Tokenizer.from_pretrained(bundled_folder("tiny-h3") / "tokenizer")
     config = UMT5Config(
-        vocab_size=100,
+        vocab_size=len(tokenizer),
         d_model=32,
         d_kv=8,
         d_ff=32,
@@ -152,7 +138,7 @@ def make_wan(
         relative_attention_num_buckets=8,
     )
     parts: dict[str, Any] = {
-        "tokenizer": _Words(),
+        "tokenizer": tokenizer,
         "text_encoder": UMT5EncoderModel(config).eval(),
         "vae": AutoencoderKLWan(base_dim=3, z_dim=16, dim_mult=[1, 1, 1, 1], num_res_blocks=1).eval(),
         "scheduler": scheduler or FlowMatchEulerDiscreteScheduler(shift=5.0),

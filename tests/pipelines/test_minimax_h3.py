@@ -32,7 +32,7 @@ SMALL: dict[str, Any] = {
 }
 
 
-def ref_video(frames: int = 24) -> Reference:
+def ref_video(frames: int = 14) -> Reference:
     rng = np.random.default_rng(1)
     pixels = rng.integers(0, 256, (frames, 128, 128, 3), dtype=np.uint8)
     sound = torch.from_numpy(rng.standard_normal((2, 16000), dtype=np.float32)) * 0.1

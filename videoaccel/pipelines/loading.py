@@ -269,7 +269,7 @@ def _load_wan(
         # <cache>/models--owner--name/snapshots/<commit>: the pipeline class fetches the rest by its id.
         source = folder.parent.parent.name.removeprefix("models--").replace("--", "/")
     try:
-        pipe = getattr(diffusers, class_name).from_pretrained(source, torch_dtype=dtype)
+        pipe = getattr(diffusers, class_name).from_pretrained(source, dtype=dtype)
     except (OSError, ValueError, RuntimeError) as error:
         reason = str(error).strip().splitlines() or [type(error).__name__]
         raise UserError(

@@ -1,0 +1,156 @@
+"""Loading: one path for the bundled model and a folder, and the one line a bad place gets."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from videoaccel.errors import UserError
+from videoaccel.pipelines.facts import ModelFacts, read_facts
+from videoaccel.pipelines.family import Request, family_of
+from videoaccel.pipelines.loading import bundled_folder, default_dtype, load
+
+from .conftest import make_wan
+
+SMALL: dict[str, Any] = {"prompt": "a red square", "steps": 2, "num_frames": 22, "height": 32, "width": 32}
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """A copy of the bundled model a test may break."""
+    return Path(shutil.copytree(bundled_folder("tiny-h3"), tmp_path / "model"))
+
+
+def test_bundled_runs_in_float32_on_a_cpu_and_shares_the_joint_transformer(tiny: Any) -> None:
+    assert tiny.transformer is tiny.transformer_ref
+    for name in ("transformer", "vae", "audio_vae", "text_encoder"):
+        part = getattr(tiny, name)
+        assert {p.dtype for p in part.parameters()} == {torch.float32}, name
+        assert not part.training
+    assert default_dtype(torch.device("cpu")) is torch.float32
+    assert default_dtype(torch.device("cuda")) is torch.bfloat16
+
+
+def test_a_folder_gives_the_same_bytes_as_the_bundled_name(tiny: Any, folder: Path) -> None:
+    pipe = load(folder, device="cpu")
+    family = family_of(pipe)
+    clips = [family.generate(each, Request(**SMALL)) for each in (pipe, tiny)]
+    assert np.array_equal(clips[0].frames, clips[1].frames)
+    assert torch.equal(clips[0].latents["audio"], clips[1].latents["audio"])
+
+
+@pytest.mark.parametrize(
+    ("task", "loaded", "left"),
+    [("t2va", "transformer", "transformer_ref"), ("ref2va", "transformer_ref", "transformer")],
+)
+def test_a_task_loads_its_own_components_only(task: str, loaded: str, left: str) -> None:
+    pipe = load("tiny-h3", device="cpu", task=task)
+    assert getattr(pipe, loaded) is not None and getattr(pipe, left) is None
+    assert family_of(pipe).components(pipe, task) == (loaded,)
+
+
+def test_a_checkpoint_without_facts_gets_the_stock_values(folder: Path) -> None:
+    (folder / "videoaccel.json").unlink()
+    assert load(folder, device="cpu", task="t2va").model_facts == ModelFacts()
+
+
+def test_two_loads_are_independent(folder: Path) -> None:
+    one, two = (load(folder, device="cpu", task="t2va") for _ in range(2))
+    family = family_of(one)
+    before = family.generate(two, Request(**SMALL))
+    with torch.no_grad():
+        for parameter in one.transformer.parameters():
+            parameter.zero_()
+    one.scheduler.set_shift(2.0)
+    after = family.generate(two, Request(**SMALL))
+    assert torch.equal(before.latents["video"], after.latents["video"])
+    assert not torch.equal(family.generate(one, Request(**SMALL)).latents["video"], after.latents["video"])
+
+
+def broken(folder: Path, what: str) -> None:
+    """Breaks a copy of the bundled model in one way."""
+    index = folder / "modular_model_index.json"
+    if what == "no index":
+        index.unlink()
+    elif what == "index not json":
+        index.write_text("{")
+    elif what == "another class":
+        index.write_text(json.dumps({"_class_name": "FluxPipeline"}))
+    elif what == "no vae":
+        shutil.rmtree(folder / "vae")
+    elif what == "no processor":
+        shutil.rmtree(folder / "processor")
+    elif what == "cut weights":
+        weights = folder / "transformer" / "diffusion_pytorch_model.safetensors"
+        weights.write_bytes(weights.read_bytes()[:1000])
+    elif what == "facts not json":
+        (folder / "videoaccel.json").write_text("[")
+    elif what == "facts key":
+        (folder / "videoaccel.json").write_text('{"max_second": 3}')
+    elif what == "facts value":
+        (folder / "videoaccel.json").write_text('{"default_steps": "fifty"}')
+
+
+@pytest.mark.parametrize(
+    ("what", "line"),
+    [
+        ("no index", "not in the diffusers layout"),
+        ("index not json", "restore it"),
+        ("another class", "FluxPipeline; supported"),
+        ("no vae", "lacks component vae"),
+        ("no processor", r"preprocessor_config\.json"),
+        ("cut weights", "cannot load component transformer"),
+        ("facts not json", "restore it"),
+        ("facts key", "did you mean 'max_seconds'"),
+        ("facts value", "default_steps cannot be 'fifty'"),
+    ],
+)
+def test_broken_folders_get_one_line(folder: Path, what: str, line: str) -> None:
+    broken(folder, what)
+    with pytest.raises(UserError, match=line) as caught:
+        load(folder, device="cpu", task="t2va")
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "line"),
+    [
+        ({"model": "tiny-h4"}, "not bundled .tiny-h3., not a folder, not a hub id"),
+        ({"model": "./nowhere"}, "not a folder"),
+        ({"model": "someone/some-model"}, "cannot reach the hub"),
+        ({"model": Path(__file__)}, "is a file"),
+        ({"task": "t2v"}, "did you mean 't2va'"),
+        ({"device": "cuda:99"}, "try --device"),
+        ({"device": "gpu"}, "try --device"),
+        ({"weights": "none"}, "'pretrained' or 'random'"),
+    ],
+)
+def test_bad_arguments_get_one_line(arguments: dict[str, Any], line: str) -> None:
+    with pytest.raises(UserError, match=line) as caught:
+        load(**{"device": "cpu", **arguments})
+    assert "\n" not in str(caught.value)
+
+
+def test_facts_of_the_bundled_model() -> None:
+    facts = read_facts(bundled_folder("tiny-h3") / "videoaccel.json")
+    assert facts.canvas == (128, 128) and facts.family == "minimax_h3"
+
+
+def test_a_wan_folder_loads_as_itself(tmp_path: Path) -> None:
+    pipe = make_wan(two_experts=True)
+    pipe.save_pretrained(tmp_path)
+    with pytest.raises(UserError, match="serves t2v, not i2v"):
+        load(tmp_path, device="cpu", task="i2v")
+    loaded = load(tmp_path, device="cpu", task="t2v")
+    assert type(loaded).__name__ == "WanPipeline" and loaded.config.boundary_ratio == 0.9
+    for name in ("transformer", "transformer_2"):
+        for ours, theirs in zip(
+            getattr(loaded, name).parameters(), getattr(pipe, name).parameters(), strict=True
+        ):
+            assert torch.equal(ours, theirs)

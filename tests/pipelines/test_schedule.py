@@ -1,0 +1,93 @@
+"""Step coefficients: closed forms, custom sigmas, and what has none."""
+
+from __future__ import annotations
+
+import copy
+from itertools import pairwise
+from typing import Any
+
+import pytest
+import torch
+
+from videoaccel.errors import UserError
+from videoaccel.pipelines.family import family_of, stream_schedule
+
+
+@pytest.mark.parametrize("shift", [12.0, 6.0, 3.0, 1.0])
+@pytest.mark.parametrize("steps", [2, 8, 50])
+def test_h3_coefficients_are_the_sigma_differences(shift: float, steps: int) -> None:
+    from diffusers import MiniMaxH3Scheduler
+
+    found = stream_schedule(MiniMaxH3Scheduler(shift), steps)
+    # The published grid, in float64: linspace(1, 0, N) through s*x / (1 + (s-1)*x).
+    grid = torch.linspace(1, 0, steps, dtype=torch.float64)
+    sigmas = (shift * grid / (1 + (shift - 1) * grid)).tolist()
+    assert len(found.timesteps) == len(found.coefficients) == steps - 1
+    assert found.sigmas == pytest.approx(sigmas, abs=1e-6)
+    # x_next = x + (sigma - sigma_next) * v, v pointing at the data.
+    expected = [now - after for now, after in pairwise(sigmas)]
+    assert found.coefficients == pytest.approx(expected, abs=1e-6)
+    assert found.initial == pytest.approx(1.0, abs=1e-12)
+    assert sum(found.coefficients) == pytest.approx(1.0, abs=1e-6)
+
+
+def test_a_set_shift_and_custom_sigmas_count_and_the_pipelines_schedulers_do_not_change(tiny: Any) -> None:
+    pipe, family = copy.copy(tiny), family_of(tiny)
+    pipe.scheduler = copy.deepcopy(tiny.scheduler)
+    stock = family.schedules(pipe, 9)["video"]
+    pipe.scheduler.set_shift(3.0)
+    before = dict(vars(pipe.scheduler))
+    assert (
+        family.schedules(pipe, 9)["video"].sigmas == family.schedules(tiny, 9)["audio"].sigmas != stock.sigmas
+    )
+    levels = [1.0, 0.7, 0.4, 0.0]
+    custom = family.schedules(pipe, 9, {"video": levels, "audio": levels})["video"]
+    assert custom.coefficients == pytest.approx([0.3, 0.3, 0.4], abs=1e-6)
+    assert dict(vars(pipe.scheduler)) == before
+    with pytest.raises(UserError, match="other sigmas"):
+        family.schedules(pipe, 9, {"video": levels})
+
+
+def test_euler_flow_coefficients_have_the_schedulers_sign() -> None:
+    from diffusers import FlowMatchEulerDiscreteScheduler
+
+    found = stream_schedule(FlowMatchEulerDiscreteScheduler(shift=5.0), 10)
+    # x_next = x + (sigma_next - sigma) * v, v pointing at the noise.
+    expected = [after - now for now, after in pairwise(found.sigmas)]
+    assert found.coefficients == pytest.approx(expected, abs=1e-6)
+
+
+def test_a_multistep_output_counts_in_every_update_it_enters() -> None:
+    from diffusers import UniPCMultistepScheduler
+
+    scheduler = UniPCMultistepScheduler(
+        prediction_type="flow_prediction", use_flow_sigmas=True, flow_shift=5.0
+    )
+    found = stream_schedule(scheduler, 8)
+    euler = [after - now for now, after in pairwise(found.sigmas)]
+    assert found.coefficients != pytest.approx(euler, rel=0.05)
+    generator = torch.Generator().manual_seed(0)
+    scheduler.set_timesteps(8)
+    start = sample = torch.randn(1, 4, 2, 3, 3, generator=generator)
+    total = found.initial * start.double()
+    for timestep, weight in zip(scheduler.timesteps, found.coefficients, strict=True):
+        velocity = torch.randn(sample.shape, generator=generator)
+        sample = scheduler.step(velocity, timestep, sample, return_dict=False)[0]
+        total += weight * velocity.double()
+    torch.testing.assert_close(sample.double(), total, rtol=1e-5, atol=1e-5)
+
+
+def test_samplers_that_add_noise_or_threshold_are_refused() -> None:
+    from diffusers import (
+        DPMSolverMultistepScheduler,
+        FlowMatchEulerDiscreteScheduler,
+        UniPCMultistepScheduler,
+    )
+
+    for scheduler in (
+        FlowMatchEulerDiscreteScheduler(stochastic_sampling=True),
+        UniPCMultistepScheduler(thresholding=True),
+        DPMSolverMultistepScheduler(algorithm_type="sde-dpmsolver++"),
+    ):
+        with pytest.raises(UserError):
+            stream_schedule(scheduler, 4)
