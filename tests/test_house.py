@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import ast
 import datetime
 import importlib.metadata
 import json
 import math
 import re
 import subprocess
+import sys
 import tomllib
 from pathlib import Path
 from typing import Any
@@ -246,7 +248,7 @@ def test_constraints_pin_every_requirement_within_its_range() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     lines = (ROOT / "constraints.txt").read_text(encoding="utf-8").splitlines()
     pins = dict(line.split("==") for line in lines if line and not line.startswith("#"))
-    pins = {name.lower().replace("_", "-"): version for name, version in pins.items()}
+    pins = {canonical(name): version for name, version in pins.items()}
     wanted = [
         *project["dependencies"],
         *(item for extra in project["optional-dependencies"].values() for item in extra),
@@ -254,9 +256,47 @@ def test_constraints_pin_every_requirement_within_its_range() -> None:
     for requirement in map(Requirement, wanted):
         if requirement.name == project["name"]:
             continue
-        version = pins[requirement.name.lower()]
+        version = pins[canonical(requirement.name)]
         assert requirement.specifier.contains(version), requirement
     assert not {"torchvision", "torchaudio"} & set(pins)
+
+
+def imported(folder: Path) -> set[str]:
+    """Top-level names that the Python files of a folder import, at any depth of the code."""
+    names: set[str] = set()
+    for path in folder.rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.Import):
+                names |= {alias.name.partition(".")[0] for alias in node.names}
+            elif isinstance(node, ast.ImportFrom) and node.level == 0:
+                names.add((node.module or "").partition(".")[0])
+    return names
+
+
+@pytest.mark.parametrize(
+    ("folder", "extras"), [("videoaccel", ()), ("evals", ("eval",)), ("tests", ("test",))]
+)
+def test_every_import_is_a_declared_requirement(folder: str, extras: tuple[str, ...]) -> None:
+    # What comes along with something else today may not come along tomorrow.
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    optional = project["optional-dependencies"]
+    lines = [*project["dependencies"], *(line for extra in extras for line in optional[extra])]
+    if "test" in extras:
+        lines += optional["eval"]
+    declared = {canonical(Requirement(line).name) for line in lines}
+    providers = importlib.metadata.packages_distributions()
+    own = {path.name for path in ROOT.iterdir() if path.is_dir()} | {"conftest"}
+    foreign = imported(ROOT / folder) - set(sys.stdlib_module_names) - own
+    assert "numpy" in foreign
+    undeclared = {
+        name for name in foreign if not {canonical(dist) for dist in providers.get(name, [name])} & declared
+    }
+    assert undeclared <= {"packaging"}, "packaging is pytest's own; declare the rest in pyproject.toml"
+
+
+def canonical(name: str) -> str:
+    """A distribution's name as package indexes compare it."""
+    return re.sub(r"[-_.]+", "-", name).lower()
 
 
 def test_nothing_needs_torchvision() -> None:
