@@ -1,10 +1,10 @@
 """Times the full-size MiniMax-H3, dense: `python -m evals.h3_dense --out evals/results/h3_dense_h200.json`.
 
 Random weights, the transformer alone, denoising only: a speed and a memory figure, never a quality. A forward
-is one step of the denoise loop through the family adapter, device synchronised at both ends. The same forwards
-are run through diffusers' own loop in between, in pairs that take turns to go first, which gives the ratio.
-After each length the result so far goes to the output file, so a run that is cut short still says what it
-measured.
+is one step of the denoise loop through the family adapter, device synchronised at both ends. The same
+forwards are run through diffusers' own loop in between, in pairs that take turns to go first, which gives the
+ratio. After each length the result so far goes to the output file, so a run that is cut short still says what
+it measured.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from typing import Any
 import torch
 
 from evals.results_file import write_result
+from videoaccel.cli.bare import bare_loop
 from videoaccel.cli.environment import device_name
 from videoaccel.errors import UserError
 from videoaccel.install import accelerate
@@ -64,19 +65,6 @@ class Case:
     frames: int
     pairs: int
     forwards: int
-
-
-def bare_loop(run: Run) -> float:
-    """Seconds of diffusers' own loop over an encoded request, all its steps, synchronised at both ends."""
-    blocks: dict[str, Any] = run._blocks  # type: ignore[attr-defined]
-    loop = next(block for block in blocks.values() if hasattr(block, "loop_step"))
-    loop.set_progress_bar_config(disable=True)
-    run._synchronise()
-    start = time.perf_counter()
-    with torch.no_grad():
-        loop(run._view, run._state)  # type: ignore[attr-defined]
-    run._synchronise()
-    return time.perf_counter() - start
 
 
 class Bench:
@@ -127,7 +115,10 @@ class Bench:
                     loops.append(run.timings.denoise_s / each)
                     say(f"{case.key}: forwards {', '.join(f'{s:.3f}' for s in run.timings.step_s)} s", clock)
                 else:
-                    bare.append(bare_loop(run) / each)
+                    seconds = bare_loop(run)
+                    if seconds is None:
+                        raise RuntimeError("this family's stock loop is not wired up for timing")
+                    bare.append(seconds / each)
                     say(f"{case.key}: diffusers' own loop {bare[-1]:.3f} s a forward", clock)
         median = statistics.median(ours)
         self.metrics[f"forward_s_{case.key}"] = round(median, 4)

@@ -6,7 +6,7 @@ import argparse
 import importlib
 import sys
 from collections.abc import Sequence
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from videoaccel.errors import RequestError, UserError, nearest
 
@@ -19,6 +19,10 @@ COMMANDS = {
 
 class Parser(argparse.ArgumentParser):
     """argparse, with one-line errors that name the nearest known flag."""
+
+    def __init__(self, **kwargs: Any) -> None:
+        # An abbreviation that works today names another flag tomorrow.
+        super().__init__(**{"allow_abbrev": False, **kwargs})
 
     def error(self, message: str) -> NoReturn:
         raise UserError(f"{message}; see {self.prog} --help")

@@ -171,7 +171,7 @@ def run(args: argparse.Namespace) -> int:
 
 def bench(pipe: Any, target: Target, request: Request, args: argparse.Namespace, say: Any) -> dict[str, Any]:
     """Every tier's row on one pipeline, and what they share."""
-    from videoaccel.cli.bench_loop import STAGES, Work, measure, row_of
+    from videoaccel.cli.bench_loop import Work, measure, row_of
     from videoaccel.cli.environment import command_line, commit, device_name, versions
     from videoaccel.install import accelerate
     from videoaccel.pipelines.random_weights import random_prompt_embeds
@@ -187,8 +187,7 @@ def bench(pipe: Any, target: Target, request: Request, args: argparse.Namespace,
                 weights=target.weights,
                 request=with_canvas(handle.family, pipe, request, target.res),
                 prompt_embeds=random_prompt_embeds(pipe, TEXT_ROWS) if random else None,
-                # Not built: the text encoder. What was not run is not reported.
-                stages=tuple(name for name in STAGES if not (random and name == "encode")),
+                stages=stages_of(pipe, random=random),
             )
             dense = tier == "exact"
             measured = measure(
@@ -203,8 +202,8 @@ def bench(pipe: Any, target: Target, request: Request, args: argparse.Namespace,
             rows.append(row_of(tier, config.to_dict(), work, measured, inflight=args.inflight))
     if random:
         notes.append(
-            f"random weights: a timing, not a quality; the text encoder is not built, {TEXT_ROWS} random text "
-            "rows stand in for it, and encoding was not run"
+            "random weights: a timing, not a quality; the text encoder is not built, "
+            f"{TEXT_ROWS} random text rows stand in for it, and encoding was not run"
         )
     first = rows[0]["receipts"][0]
     notes += first["notes"]
@@ -226,6 +225,13 @@ def bench(pipe: Any, target: Target, request: Request, args: argparse.Namespace,
         "notes": notes,
         "tiers": rows,
     }
+
+
+def stages_of(pipe: Any, *, random: bool) -> tuple[str, ...]:
+    """The stages this pipeline's components can run; the others are reported as null, never as a number."""
+    stages = ("denoise",) if random else ("encode", "denoise")
+    whole = getattr(pipe, "vae", None) is not None and (not random or pipe.audio_vae is not None)
+    return (*stages, "decode", "mux") if whole else stages
 
 
 def reporter(*, enabled: bool) -> Any:

@@ -1,0 +1,181 @@
+"""`videoaccel bench` through its real entry on the bundled model; parts for more hardware on tiny ones."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import threading
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from evals.h3_dense import TINY
+from videoaccel.cli import bench, build_parser, main
+from videoaccel.cli.bench_loop import closed_loop
+from videoaccel.errors import UserError
+from videoaccel.receipt import Receipt
+
+
+@pytest.fixture(scope="module")
+def report(tmp_path_factory: pytest.TempPathFactory) -> dict:
+    out = tmp_path_factory.mktemp("bench") / "bench.json"
+    argv = ["bench", "--model", "tiny-h3", "--res", "64p", "--seconds", "0.92", "--steps", "3"]
+    assert (
+        main([*argv, "--device", "cpu", "--requests", "2", "--warmup", "0", "--out", str(out), "--quiet"])
+        == 0
+    )
+    return json.loads(out.read_text())
+
+
+def test_report_says_what_was_measured(report: dict) -> None:
+    assert (report["model"], report["weights"], report["task"]) == ("tiny-h3", "pretrained", "t2va")
+    assert (report["canvas"], report["frames"], report["fps"]) == ("64x64", 22, 24.0)
+    assert report["total_rows"] == sum(report["rows"].values()) > 0
+    assert report["versions"]["torch"] == torch.__version__
+    assert report["commit"] and report["command"] and "threads" in report["device"]
+    row = report["tiers"][0]
+    assert (row["tier"], row["config"], row["steps"], row["forwards"]) == ("exact", {"tier": "exact"}, 3, 2)
+    assert "encode, denoise, decode and mux" in row["counts"]
+    # A CPU doesn't say how much memory torch holds: no number is made up.
+    assert row["peak_allocated_gb"] is None and row["peak_reserved_gb"] is None
+
+
+def test_figures_follow_from_the_receipts(report: dict) -> None:
+    row = report["tiers"][0]
+    receipts = [Receipt.from_dict(values) for values in row["receipts"]]
+    assert [receipt.seed for receipt in receipts] == [0, 1]
+    for stage in ("encode", "denoise", "decode", "mux"):
+        assert row["stage_s"][stage] == np.median([getattr(r.timings, f"{stage}_s") for r in receipts])
+    assert row["step_s_median"] == np.median([s for r in receipts for s in r.timings.step_s])
+    latencies = row["latency_s"]["all"]
+    assert row["latency_s"]["p50"] == pytest.approx(np.median(latencies))
+    for receipt, latency in zip(receipts, latencies, strict=True):
+        assert receipt.timings.total_s <= latency
+    # One in flight: the loop takes as long as its requests, the bare runs between them left out.
+    assert row["wall_s"] == pytest.approx(sum(latencies), rel=0.05)
+    assert row["clips_per_hour"] == pytest.approx(3600 * 2 / row["wall_s"])
+
+
+def test_dense_row_carries_its_ratio_to_bare_diffusers(report: dict) -> None:
+    bare = report["tiers"][0]["bare_diffusers"]
+    assert len(bare["ours_s"]) == len(bare["bare_s"]) == 2
+    assert bare["ratio"] == pytest.approx(np.median(bare["ours_s"]) / np.median(bare["bare_s"]))
+    assert min(bare["bare_s"]) > 0
+
+
+def test_without_an_accelerator_it_says_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The bundled model at its own canvas, whatever canvas was asked for, and the table says so."""
+    argv = ["bench", "--res", "768p", "--seconds", "0.92", "--steps", "2", "--device", "cpu", "--no-bare"]
+    assert (
+        main(
+            [*argv, "--requests", "2", "--inflight", "2", "--warmup", "0", "--out", str(tmp_path / "b.json")]
+        )
+        == 0
+    )
+    captured = capsys.readouterr()
+    report = json.loads((tmp_path / "b.json").read_text())
+    (note,) = report["notes"]
+    said = "no accelerator: this measures the bundled tiny-h3 at its own canvas, not 768p, not the full-size model"
+    assert note == said
+    assert report["canvas"] == "128x128" and report["tiers"][0]["inflight"] == 2
+    assert report["tiers"][0]["bare_diffusers"] is None
+    assert note in captured.out and "128x128" in captured.out and "2 in flight" in captured.out
+    head, line = (text.split() for text in captured.out.splitlines()[1:3])
+    assert head[:3] == ["tier", "steps", "forwards"] and line[:3] == ["exact", "2", "1"]
+    assert line[-1] == "-"
+
+
+def test_random_weights_report_only_what_ran() -> None:
+    """The real random-weights builder at a tiny size, transformer only: only denoising ran."""
+    from videoaccel.pipelines.random_weights import build_random_h3
+
+    pipe = build_random_h3(device="cpu", config=TINY, vaes=False)
+    args = parsed("--steps", "3", "--requests", "2", "--warmup", "0", "--res", "64x64")
+    target = bench.Target(model="tiny", weights="random", res=args.res, seconds=5.0)
+    report = bench.bench(pipe, target, bench.synthetic_request(args, target), args, lambda *words: None)
+    row = report["tiers"][0]
+    assert {name: value is None for name, value in row["stage_s"].items()} == {
+        "encode": True,
+        "denoise": False,
+        "decode": True,
+        "mux": True,
+    }
+    assert row["clips_per_hour"] is None and "no clips are counted" in row["counts"]
+    assert row["bare_diffusers"]["compares"] == "denoise loop"
+    assert report["rows"]["text"] == bench.TEXT_ROWS
+    assert "random weights" in report["notes"][0] and "not built" in report["notes"][0]
+    assert " - " in bench.table(report)
+
+
+def test_closed_loop_keeps_as_many_in_flight_as_asked() -> None:
+    """Each request waits for a second one beside it: with fewer than two in flight this would never end."""
+    pair = threading.Barrier(2)
+
+    def one(index: int) -> argparse.Namespace:
+        pair.wait(timeout=60)
+        return argparse.Namespace(latency_s=float(index))
+
+    ended = closed_loop(one, requests=6, inflight=2, say=lambda text: None)  # type: ignore[arg-type]
+    assert sorted(outcome.latency_s for outcome in ended) == [0.0, 1.0, 2.0, 3.0, 4.0, 5.0]
+
+
+def test_closed_loop_ends_with_the_first_error() -> None:
+    def one(index: int) -> argparse.Namespace:
+        if index == 1:
+            raise UserError("request 1 failed")
+        return argparse.Namespace(latency_s=0.0)
+
+    with pytest.raises(UserError, match="request 1"):
+        closed_loop(one, requests=5, inflight=1, say=lambda text: None)  # type: ignore[arg-type]
+
+
+def parsed(*argv: str) -> argparse.Namespace:
+    return build_parser().parse_args(["bench", *argv])
+
+
+def test_what_is_measured_depends_on_the_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    gpu = torch.device("cuda")
+    monkeypatch.setattr(bench, "free_gb", lambda device: 140.0)
+    target = bench.choose(parsed("--seconds", "5"), gpu)
+    assert (target.weights, str(target.res), target.seconds, target.notes) == ("random", "768p", 5.0, ())
+    assert bench.choose(parsed("--model", "a/b"), gpu).weights == "pretrained"
+    monkeypatch.setattr(bench, "free_gb", lambda device: 24.0)
+    target = bench.choose(parsed("--res", "768p"), gpu)
+    assert target.model == "tiny-h3" and target.res is None and "24 GB free of the 80 GB" in target.notes[0]
+    with pytest.raises(UserError, match="24 GB free"):
+        bench.choose(parsed("--weights", "random"), gpu)
+
+
+def test_memory_estimate_goes_through_the_measured_points() -> None:
+    """72.9 and 85.0 GB for the transformer at 5 and 15 s, with 5.5 GB of VAEs and 2 to spare."""
+    assert bench.full_size_gb(5) == pytest.approx(80.4)
+    assert bench.full_size_gb(15) == pytest.approx(92.5)
+
+
+@pytest.mark.parametrize(
+    ("argv", "fix"),
+    [
+        (["--weights", "random"], "GB free"),
+        (["--weights", "random", "--model", "tiny-h3"], "drop one"),
+        (["--model", "tiny-h3", "--res", "65x64"], "multiple of"),
+        (["--seconds", "60"], "0.9 to 5.2"),
+        (["--tiers", "exact,balanced"], "exact"),
+        (["--out", "absent/bench.json"], "mkdir"),
+        (["--task", "t3va"], "t2va"),
+    ],
+)
+def test_bad_input_is_refused_before_loading(
+    argv: list[str],
+    fix: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert main(["bench", "--device", "cpu", *argv]) == 2
+    captured = capsys.readouterr()
+    assert captured.out == "" and list(tmp_path.iterdir()) == []
+    error = captured.err.splitlines()[-1]
+    assert error.startswith("error: ") and fix in error

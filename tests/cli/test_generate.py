@@ -1,0 +1,199 @@
+"""`videoaccel generate` through its real entry, on the bundled model at a small canvas and few steps."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import av
+import numpy as np
+import pytest
+from PIL import Image
+
+from videoaccel.cli import main
+from videoaccel.media import read_video, write_video
+from videoaccel.receipt import Receipt
+
+SMALL = ["--steps", "3", "--seconds", "0.92", "--res", "64p", "--device", "cpu"]
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("made")
+    argv = ["generate", "a red circle bounces", *SMALL, "--seed", "7", "--quiet"]
+    assert main([*argv, "-o", str(folder / "clip.mp4"), "--receipt", str(folder / "receipt.json")]) == 0
+    return folder
+
+
+def drawn(path: Path) -> str:
+    pixels = np.full((96, 96, 3), 90, np.uint8)
+    pixels[30:60, 30:60] = (210, 40, 40)
+    Image.fromarray(pixels).save(path)
+    return str(path)
+
+
+def test_clip_is_the_asked_one(made: Path) -> None:
+    assert sorted(path.name for path in made.iterdir()) == ["clip.mp4", "receipt.json"]
+    video = read_video(made / "clip.mp4")
+    assert video.frames.shape == (22, 64, 64, 3)
+    assert video.fps == 24.0 and video.audio is not None
+    assert abs(video.audio.shape[1] / video.rate - 22 / 24) < 0.002
+    with av.open(str(made / "clip.mp4")) as container:
+        assert [s.codec_context.name for s in container.streams] == ["h264", "aac"]
+        assert container.streams.video[0].codec_context.pix_fmt == "yuv420p"
+
+
+def test_receipt_adds_up(made: Path) -> None:
+    receipt = Receipt.from_json((made / "receipt.json").read_text())
+    assert (receipt.task, receipt.tier_served, receipt.model) == ("t2va", "exact", "tiny-h3")
+    assert (receipt.width, receipt.height, receipt.frames, receipt.seed) == (64, 64, 22, 7)
+    # N steps are N-1 forwards in diffusers, all of them dense at tier exact.
+    assert (receipt.steps, receipt.forwards.dense, receipt.forwards.run) == (3, 2, 2)
+    assert len(receipt.timings.step_s) == 2
+    assert sum(receipt.timings.step_s) <= receipt.timings.denoise_s
+    assert min(receipt.timings.encode_s, receipt.timings.decode_s, receipt.timings.mux_s) > 0
+    assert receipt.rows["video"] > receipt.rows["audio"] > 0
+
+
+def test_seed_decides_the_clip(made: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    noise = []
+    for seed in ("7", "8"):
+        argv = ["generate", "a red circle bounces", *SMALL, "--seed", seed, "--json"]
+        assert main([*argv, "-o", str(tmp_path / f"{seed}.mp4")]) == 0
+        captured = capsys.readouterr()
+        assert captured.err == ""
+        said = json.loads(captured.out)
+        assert said["output"] == str(tmp_path / f"{seed}.mp4")
+        assert said["receipt"]["seed"] == int(seed)
+        noise.append(said["initial_noise_sha256"])
+    assert noise[0] != noise[1]
+    first = read_video(made / "clip.mp4").frames
+    np.testing.assert_array_equal(first, read_video(tmp_path / "7.mp4").frames)
+    assert np.abs(first.astype(int) - read_video(tmp_path / "8.mp4").frames).mean() > 0.5
+
+
+def test_clip_is_diffusers_own(made: Path, tmp_path: Path) -> None:
+    """Tier exact: the file holds what the stock pipeline call makes, muxed by the same writer."""
+    import torch
+
+    from videoaccel.pipelines.loading import load
+
+    out = load("tiny-h3", device="cpu")(
+        prompt="a red circle bounces",
+        height=64,
+        width=64,
+        num_frames=22,
+        num_inference_steps=3,
+        generator=torch.Generator("cpu").manual_seed(7),
+        output_type="np",
+    )
+    audio = out.get("audio")[0].float().numpy()
+    write_video(tmp_path / "stock.mp4", out.get("videos")[0], audio=audio, rate=out.get("sampling_rate"))
+    ours, stock = read_video(made / "clip.mp4"), read_video(tmp_path / "stock.mp4")
+    np.testing.assert_array_equal(ours.frames, stock.frames)
+    np.testing.assert_array_equal(ours.audio, stock.audio)
+
+
+@pytest.mark.parametrize(
+    ("flags", "task"),
+    [
+        (["--reference", "{image}"], "ref2va"),
+        (["--reference", "{video}", "--reference", "{image}"], "ref2va"),
+        (["--first-frame", "{image}"], "fl2va"),
+        (["--first-frame", "{image}", "--last-frame", "{image}"], "fl2va"),
+    ],
+)
+def test_task_is_read_off_the_files(made: Path, tmp_path: Path, flags: list[str], task: str) -> None:
+    places = {"image": drawn(tmp_path / "i.png"), "video": str(made / "clip.mp4")}
+    filled = [flag.format(**places) for flag in flags]
+    out = [*SMALL, "--quiet", "-o", str(tmp_path / "clip.mp4"), "--receipt", str(tmp_path / "r.json")]
+    assert main(["generate", "the object slides to the left", *filled, *out]) == 0
+    receipt = Receipt.from_json((tmp_path / "r.json").read_text())
+    assert receipt.task == task
+    assert receipt.rows["condition"] > 0
+    assert read_video(tmp_path / "clip.mp4").frames.shape == (22, 64, 64, 3)
+
+
+def test_summary_and_progress(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["generate", "x", *SMALL, "-o", str(tmp_path / "clip.mp4")]) == 0
+    captured = capsys.readouterr()
+    assert (
+        "22 frames of 64x64, 0.92 s at 24 fps, with sound; t2va, tier exact, 2 forwards, seed 0"
+        in captured.out
+    )
+    stages = [line.split()[0] for line in captured.err.splitlines()]
+    assert list(dict.fromkeys(stages)) == ["load", "encode", "denoise", "decode", "mux"]
+
+
+def test_a_short_edge_off_the_grid_is_said(tmp_path: Path) -> None:
+    argv = ["generate", "x", *SMALL[:4], "--res", "70p", "--device", "cpu", "--quiet"]
+    assert main([*argv, "-o", str(tmp_path / "a.mp4"), "--receipt", str(tmp_path / "r.json")]) == 0
+    receipt = Receipt.from_json((tmp_path / "r.json").read_text())
+    assert any(note.startswith(f"70p became {receipt.width}x{receipt.height}") for note in receipt.notes)
+
+
+@pytest.mark.parametrize(
+    ("argv", "fix"),
+    [
+        (["x", "--tier", "ultra"], "known: exact"),
+        (["x", "--tier", "balanced"], "exact"),
+        (["x", "--res", "768x"], "1344x768"),
+        (["x", "--res", "65x64"], "multiple of"),
+        (["x", "--res", "2p"], "too small"),
+        (["x", "--seconds", "60"], "0.9 to 5.2"),
+        (["x", "--seconds", "0.1"], "0.9 to 5.2"),
+        (["x", "--task", "t2v4"], "t2va"),
+        (["x", "--task", "ref2va"], "--reference"),
+        (["x", "--task", "t2va", "--reference", "{image}"], "ref2va"),
+        (["x", "--reference", "{image}", "--first-frame", "{image}"], "drop one"),
+        (["x", "--reference", "absent.png"], "no such file"),
+        (["x", "--reference", "{broken}"], "broken"),
+        (["x", "--reference", "{text}"], "png"),
+        (["x", "--first-frame", "{broken}"], "broken"),
+        (["", "--seed", "1"], "describe the clip"),
+        (["word " * 2000], "shorten it"),
+        (["x", "--model", "no-such-model"], "tiny-h3"),
+        (["x", "--device", "gpu0"], "--device"),
+        (["x", "--config", "{config}"], "tier"),
+        (["x", "-o", "clip.avi"], ".mp4"),
+        (["x", "-o", "/proc/clip.mp4"], "cannot write"),
+        (["x", "-o", "absent/clip.mp4"], "mkdir"),
+        (["x", "--receipt", "absent/r.json"], "mkdir"),
+    ],
+)
+def test_bad_input_is_refused_in_one_line(
+    argv: list[str],
+    fix: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    places = {"image": drawn(tmp_path / "i.png"), "broken": str(tmp_path / "broken.png")}
+    places |= {"text": str(tmp_path / "notes.txt"), "config": str(tmp_path / "config.yaml")}
+    (tmp_path / "broken.png").write_bytes((tmp_path / "i.png").read_bytes()[:80])
+    (tmp_path / "notes.txt").write_text("not a reference")
+    (tmp_path / "config.yaml").write_text("teir: exact\n")
+    monkeypatch.chdir(tmp_path)
+    before = sorted(tmp_path.iterdir())
+    assert main(["generate", *(word.format(**places) for word in argv)]) == 2
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert captured.err.startswith("error: ") and captured.err.count("\n") == 1
+    assert fix in captured.err
+    assert sorted(tmp_path.iterdir()) == before
+
+
+def test_a_failed_run_keeps_the_old_clip(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Latents that are not finite end the request with code 1 and leave the file that was there."""
+    import torch
+
+    from videoaccel.pipelines.minimax_h3 import MiniMaxH3Run
+
+    latents = MiniMaxH3Run.latents.fget
+    assert latents is not None
+    spoiled = property(lambda run: {name: x + torch.nan for name, x in latents(run).items()})
+    monkeypatch.setattr(MiniMaxH3Run, "latents", spoiled)
+    (tmp_path / "clip.mp4").write_bytes(b"old")
+    assert main(["generate", "x", *SMALL, "--quiet", "-o", str(tmp_path / "clip.mp4")]) == 1
+    assert (tmp_path / "clip.mp4").read_bytes() == b"old"
+    assert [path.name for path in tmp_path.iterdir()] == ["clip.mp4"]
