@@ -214,11 +214,13 @@ def test_installing_twice_names_the_fix(build_pipe: Callable[..., Any]) -> None:
     handle = accelerate(pipe, Config(first=MeddleSection()))
     installed = snapshot(pipe)
     for config in (AccelConfig(), Config(first=MeddleSection())):
-        with pytest.raises(UserError, match=r"call remove\(\) on its handle first"):
+        with pytest.raises(UserError, match=r"call pipe\.videoaccel_handle\.remove\(\) first"):
             accelerate(pipe, config)
     assert snapshot(pipe) == installed
-    handle.remove()
+    assert pipe.videoaccel_handle is handle
+    pipe.videoaccel_handle.remove()
     accelerate(pipe).remove()
+    assert not hasattr(pipe, "videoaccel_handle")
 
 
 def test_two_pipelines_are_independent(build_pipe: Callable[..., Any]) -> None:

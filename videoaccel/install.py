@@ -14,7 +14,9 @@ from videoaccel.errors import UserError
 from videoaccel.pipelines.family import Family, family_of
 from videoaccel.protocols import Technique
 
-_MARK = "_videoaccel_handle"
+_MARK = (
+    "videoaccel_handle"  # the attribute under which a pipeline keeps its handle, should the caller lose it
+)
 
 
 class Handle:
@@ -63,7 +65,7 @@ def accelerate(pipe: Any, config: AccelConfig | None = None) -> Handle:
         config: default `AccelConfig()`, tier `exact`, which changes nothing.
 
     Returns:
-        The handle that takes it off again.
+        The handle that takes it off again; the pipeline keeps it too, as `pipe.videoaccel_handle`.
 
     Raises:
         UserError: the tier is not in this version, nothing would spend the risk budget, no family serves the
@@ -122,8 +124,8 @@ def _transformers(pipe: Any, family: Family) -> list[torch.nn.Module]:
 
 def _taken(pipe: Any, owner: Any) -> str:
     if owner is pipe:
-        return "this pipeline is accelerated already: call remove() on its handle first"
+        return f"this pipeline is accelerated already: call pipe.{_MARK}.remove() first"
     return (
         f"its {type(owner).__name__} is shared with a pipeline that is accelerated already: call remove() on "
-        "that handle first, or load this pipeline with a transformer of its own"
+        f"its {_MARK} first, or load this pipeline with a transformer of its own"
     )
