@@ -14,7 +14,7 @@ import torch
 from videoaccel.errors import UserError
 from videoaccel.pipelines.facts import ModelFacts, read_facts
 from videoaccel.pipelines.family import Request, family_of
-from videoaccel.pipelines.loading import bundled_folder, default_dtype, load
+from videoaccel.pipelines.loading import bundled_folder, default_dtype, load, load_shell
 
 from .conftest import make_wan
 
@@ -71,6 +71,20 @@ def test_two_loads_are_independent(folder: Path) -> None:
     after = family.generate(two, Request(**SMALL))
     assert torch.equal(before.latents["video"], after.latents["video"])
     assert not torch.equal(family.generate(one, Request(**SMALL)).latents["video"], after.latents["video"])
+
+
+def test_a_shell_resolves_as_the_loaded_pipeline_and_reads_no_weights(tiny: Any, folder: Path) -> None:
+    for weights in folder.rglob("*.safetensors"):
+        weights.unlink()
+    shell, family = load_shell(folder), family_of(tiny)
+    # 48 is a multiple of this model's 16 and not of the released model's 32.
+    for request in (Request(prompt="a"), Request(**{**SMALL, "width": 48}), Request(prompt="a", seconds=5.0)):
+        plan = family.resolve(tiny, request)
+        assert family.resolve(shell, request) == plan
+        assert family.steps(shell, plan) == family.steps(tiny, plan)
+    assert family.canvas(shell, 64) == family.canvas(tiny, 64)
+    with pytest.raises(UserError, match="shorten"):
+        family.resolve(shell, Request(prompt="word " * 300))
 
 
 def broken(folder: Path, what: str) -> None:

@@ -92,6 +92,54 @@ def load(
     )
 
 
+def load_shell(model: str | Path = "tiny-h3") -> Any:
+    """An H3 pipeline from a model's small files only, to check requests against before any weight is read.
+
+    Schedulers and tokenizer are real; transformer and video VAE are on the meta device, for their sizes.
+    `Family.resolve`, `canvas`, `schedules` and `steps` answer as on the loaded pipeline; nothing runs.
+
+    Returns:
+        The pipeline, or None for a family whose requests are checked on the loaded pipeline only (Wan).
+
+    Raises:
+        UserError: as `load`.
+    """
+    folder = bundled_folder(str(model)) if str(model) in BUNDLED else _local_or_hub(model)
+    index = _read_index(folder)
+    if index.get("_class_name") != "MiniMaxH3ModularPipeline":
+        return None
+    from diffusers.modular_pipelines.minimax_h3.modular_blocks_minimax_h3 import MiniMaxH3Blocks
+
+    from videoaccel.pipelines.h3_pipeline import H3Pipeline
+
+    facts = read_facts(folder / FACTS_FILE)
+    pipe = H3Pipeline(MiniMaxH3Blocks(), pretrained_model_name_or_path=str(folder), facts=facts)
+    for name in ("tokenizer", "scheduler", "audio_scheduler"):
+        part = _load_component(
+            folder, index, name, pipe._component_specs[name], torch.device("cpu"), torch.float32
+        )
+        pipe.register_components(**{name: part})
+    for name in ("transformer", "vae"):
+        pipe.register_components(**{name: _on_meta(folder, pipe._component_specs[name])})
+    return pipe
+
+
+def _on_meta(folder: Path, spec: Any) -> torch.nn.Module:
+    """A model of the sizes its config gives, with no memory behind it."""
+    subfolder = spec.subfolder or spec.name
+    here = (folder / subfolder / "config.json").is_file()
+    try:
+        source = str(folder) if here else spec.pretrained_model_name_or_path
+        config = spec.type_hint.load_config(source, subfolder=subfolder)
+        with torch.device("meta"):
+            model: torch.nn.Module = spec.type_hint.from_config(config)
+    except (OSError, ValueError, TypeError) as error:
+        raise UserError(
+            f"cannot read the config of {spec.name} in {folder}; copy the whole checkpoint"
+        ) from error
+    return model
+
+
 def check_device(device: str | torch.device | None) -> torch.device:
     """The device a name means.
 
