@@ -3,8 +3,8 @@
 Random weights, the transformer alone, denoising only: a speed and a memory figure, never a quality. A forward
 is one step of the denoise loop through the family adapter, device synchronised at both ends. The same
 forwards are run through diffusers' own loop in between, in pairs that take turns to go first, which gives the
-ratio. After each length the result so far goes to the output file, so a run that is cut short still says what
-it measured.
+ratio. After each block of two forwards the result so far goes to the output file, so a run that is cut short
+still says what it measured (`config.complete` is then false).
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import argparse
 import statistics
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -57,14 +57,16 @@ class Case:
     Attributes:
         key: suffix of its metrics.
         frames: frames of the clip.
-        pairs: blocks of forwards, each also run through diffusers' own loop; 0 compares nothing.
-        forwards: forwards timed in all.
+        blocks: requests the forwards are spread over.
+        forwards: forwards of each request.
+        compare: also run each block through diffusers' own loop.
     """
 
     key: str
     frames: int
-    pairs: int
+    blocks: int
     forwards: int
+    compare: bool
 
 
 class Bench:
@@ -92,55 +94,54 @@ class Bench:
         run.encode()
         return run
 
-    def measure(self, case: Case, clock: float) -> None:
-        """Warms up, then times `case`, and books its metrics and one row."""
+    def measure(self, case: Case, clock: float, save: Callable[[], None]) -> None:
+        """Warms up, then times `case` block by block; metrics, rows and file are up to date after each."""
         warm = self.encoded(case.frames, 1)
         say(f"{case.key}: {case.frames} frames, {warm.layout.rows} rows; warming up", clock)
         warm.denoise()
         if self.device.type == "cuda":
             torch.cuda.reset_peak_memory_stats(self.device)
-        ours: list[float] = []
-        loops: list[float] = []
-        bare: list[float] = []
-        blocks = max(1, case.pairs)
-        each = -(-case.forwards // blocks)
-        for block in range(blocks):
-            sides = ["ours", "bare"] if case.pairs else ["ours"]
-            # Clocks and temperature drift: taking turns puts the drift on both sides alike.
-            for side in sides if block % 2 == 0 else reversed(sides):
-                run = self.encoded(case.frames, each)
-                if side == "ours":
-                    run.denoise()
-                    ours += run.timings.step_s
-                    loops.append(run.timings.denoise_s / each)
-                    say(f"{case.key}: forwards {', '.join(f'{s:.3f}' for s in run.timings.step_s)} s", clock)
-                else:
-                    seconds = bare_loop(run)
-                    if seconds is None:
-                        raise RuntimeError("this family's stock loop is not wired up for timing")
-                    bare.append(seconds / each)
-                    say(f"{case.key}: diffusers' own loop {bare[-1]:.3f} s a forward", clock)
-        median = statistics.median(ours)
-        self.metrics[f"forward_s_{case.key}"] = round(median, 4)
-        self.metrics[f"clip_s_{case.key}_extrapolated"] = round(CLIP_FORWARDS * median, 2)
         row: dict[str, Any] = {
             "case": case.key,
             "frames": case.frames,
-            "rows": run.layout.rows,
-            "forwards_timed": len(ours),
-            "forward_s": [round(s, 4) for s in ours],
-            "loop_s_per_forward": [round(s, 4) for s in loops],
-            "bare_diffusers_loop_s_per_forward": [round(s, 4) for s in bare],
+            "rows": warm.layout.rows,
+            "forward_s": [],
+            "loop_s_per_forward": [],
+            "bare_diffusers_loop_s_per_forward": [],
         }
-        if self.device.type == "cuda":
-            # Allocator high-water mark of the transformer and its activations: nothing else is on the device.
-            self.metrics[f"peak_gb_{case.key}"] = round(torch.cuda.max_memory_allocated(self.device) / 1e9, 2)
-            row["peak_reserved_gb"] = round(torch.cuda.max_memory_reserved(self.device) / 1e9, 2)
-        if bare:
-            self.metrics["ratio_to_bare_diffusers"] = round(
-                statistics.median(loops) / statistics.median(bare), 4
-            )
         self.rows.append(row)
+        for block in range(case.blocks):
+            sides = ("ours", "bare") if case.compare else ("ours",)
+            # Clocks and temperature drift: taking turns puts the drift on both sides alike.
+            for side in sides if block % 2 == 0 else reversed(sides):
+                run = self.encoded(case.frames, case.forwards)
+                if side == "ours":
+                    run.denoise()
+                    row["forward_s"] += run.timings.step_s
+                    row["loop_s_per_forward"].append(run.timings.denoise_s / case.forwards)
+                    say(f"{case.key}: forwards {', '.join(f'{s:.3f}' for s in run.timings.step_s)} s", clock)
+                    continue
+                seconds = bare_loop(run)
+                if seconds is None:
+                    raise RuntimeError("this family's stock loop is not wired up for timing")
+                row["bare_diffusers_loop_s_per_forward"].append(seconds / case.forwards)
+                say(f"{case.key}: diffusers' own loop {seconds / case.forwards:.3f} s a forward", clock)
+            self.book(case.key, row)
+            save()
+
+    def book(self, key: str, row: dict[str, Any]) -> None:
+        """The metrics that `row` holds so far."""
+        median = statistics.median(row["forward_s"])
+        row["forwards_timed"] = len(row["forward_s"])
+        self.metrics[f"forward_s_{key}"] = median
+        self.metrics[f"clip_s_{key}_extrapolated"] = CLIP_FORWARDS * median
+        if self.device.type == "cuda":
+            # The allocator's high-water mark: the transformer and its activations are all there is.
+            self.metrics[f"peak_gb_{key}"] = torch.cuda.max_memory_allocated(self.device) / 1e9
+            row["peak_reserved_gb"] = torch.cuda.max_memory_reserved(self.device) / 1e9
+        if bare := row["bare_diffusers_loop_s_per_forward"]:
+            ratio = statistics.median(row["loop_s_per_forward"]) / statistics.median(bare)
+            self.metrics["ratio_to_bare_diffusers"] = ratio
 
 
 def say(text: str, clock: float) -> None:
@@ -153,7 +154,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m evals.h3_dense", description=__doc__.splitlines()[0])
     parser.add_argument("--out", required=True, metavar="JSON")
     parser.add_argument("--device", help="default: the accelerator")
-    parser.add_argument("--forwards", type=int, default=8, help="forwards timed for each length (default 8)")
+    parser.add_argument(
+        "--forwards", type=int, default=8, help="forwards timed for each length, in pairs (default 8)"
+    )
     parser.add_argument("--lengths", nargs="+", choices=["5s", "15s"], default=["5s", "15s"])
     parser.add_argument("--text-rows", type=int, default=256)
     parser.add_argument(
@@ -174,11 +177,12 @@ def main(argv: Sequence[str] | None = None) -> int:
         pipe = build_random_h3(device=device, vaes=False, config=TINY if args.dry_run else None)
         height, width = (64, 96) if args.dry_run else (768, 1344)
         bench = Bench(pipe, height=height, width=width, text_rows=args.text_rows)
+        blocks = -(-args.forwards // 2)
         cases = {
-            "5s": Case(key="5s", frames=124, pairs=min(4, args.forwards), forwards=args.forwards),
+            "5s": Case(key="5s", frames=124, blocks=blocks, forwards=2, compare=True),
             # 345 frames, not 360: the video VAE makes 17n+5. A forward takes six times as long here, and the
             # comparison with diffusers is made once, at 5 s.
-            "15s": Case(key="15s", frames=345, pairs=0, forwards=args.forwards),
+            "15s": Case(key="15s", frames=345, blocks=blocks, forwards=2, compare=False),
         }
         parameters = sum(p.numel() for p in pipe.transformer.parameters())
         config = {
@@ -196,22 +200,26 @@ def main(argv: Sequence[str] | None = None) -> int:
             "dry_run": args.dry_run,
         }
         say(f"{parameters / 1e9:.2f} B parameters", clock)
-        for length in args.lengths:
-            bench.measure(cases[length], clock)
+
+        def save(complete: bool = False) -> None:
             write_result(
-                "h3_dense_h200" if not args.dry_run else "h3_dense_dry_run",
+                "h3_dense_dry_run" if args.dry_run else "h3_dense_h200",
                 device=device_name(device),
-                config={**config, "complete": length == args.lengths[-1]},
+                config={**config, "complete": complete},
                 metrics=bench.metrics,
                 rows=bench.rows,
                 path=args.out,
             )
+
+        for length in args.lengths:
+            bench.measure(cases[length], clock, save)
+        save(complete=True)
         say(f"wrote {args.out}", clock)
     except UserError as error:
         print(f"error: {error}", file=sys.stderr)
         return error.exit_code
     for key, value in bench.metrics.items():
-        print(f"{key:28} {value}")
+        print(f"{key:28} {value:.4f}")
     return 0
 
 

@@ -129,6 +129,19 @@ def test_colours_survive(tmp_path: Path, colour: tuple[int, int, int]) -> None:
     assert np.abs(read_video(tmp_path / "a.mp4").frames.astype(int) - np.array(colour)).max() <= 3
 
 
+def test_a_bt601_file_is_read_by_its_own_matrix(tmp_path: Path) -> None:
+    """Cameras tag standard-definition video bt601 (5); read as bt709, red comes out 20 levels off."""
+    with av.open(str(tmp_path / "a.mp4"), "w") as container:
+        stream = container.add_stream("libx264", rate=24, options={"crf": "4"})
+        stream.width, stream.height, stream.pix_fmt = 32, 32, "yuv420p"
+        stream.codec_context.colorspace, stream.codec_context.color_range = 5, 1
+        red = av.VideoFrame.from_ndarray(np.full((32, 32, 3), (200, 30, 30), np.uint8), format="rgb24")
+        frame = red.reformat(format="yuv420p", dst_colorspace="ITU601", src_color_range=2, dst_color_range=1)
+        container.mux(stream.encode(frame))
+        container.mux(stream.encode())
+    assert np.abs(read_video(tmp_path / "a.mp4").frames.astype(int) - [200, 30, 30]).max() <= 3
+
+
 def test_luma_survives_muxing(tmp_path: Path) -> None:
     rng = np.random.default_rng(0)
     noise = rng.normal(128, 30, (9, 64, 96))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import io
 import subprocess
 import sys
 
@@ -54,6 +55,20 @@ def test_plain_progress_says_each_stage_and_the_last_step(capsys: pytest.Capture
         report.stage("mux")
     lines = capsys.readouterr().err.splitlines()
     assert lines == ["load ...", "encode ...", "denoise step 0/3", "denoise step 3/3", "mux ..."]
+
+
+def test_bar_on_a_terminal_shows_step_stage_and_time_left() -> None:
+    class Terminal(io.StringIO):
+        def isatty(self) -> bool:
+            return True
+
+    terminal = Terminal()
+    with ProgressReport(stream=terminal) as report:
+        report.stage("load")
+        for step in range(3):
+            report(Progress(stage="denoise", done=step, total=3, step_s=30.0, elapsed_s=0.0))
+    shown = terminal.getvalue()
+    assert "denoise" in shown and "step 2/3" in shown and "0:30 left" in shown
 
 
 def test_bad_flags_never_import_torch() -> None:

@@ -244,6 +244,21 @@ def test_sheets_show_the_frames_they_should(tmp_path: Path) -> None:
         assert image.size == several.size
 
 
+def test_contact_sheet_command(
+    pair: tuple[str, str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "sheet.png"
+    heights = []
+    for argv in ([*pair], [*pair, "--rows"], [pair[0]]):
+        assert contact_sheet.main([*argv, "--columns", "4", "-o", str(out)]) == 0
+        with Image.open(out) as image:
+            heights.append((image.height - contact_sheet.GAP) // (64 + 18 + 4))
+    # Two clips and their difference; two clips; one clip.
+    assert heights == [3, 2, 1]
+    assert contact_sheet.main([*pair, "--label", "one", "-o", str(out)]) == 2
+    assert "--label once a clip" in capsys.readouterr().err
+
+
 def test_result_file(tmp_path: Path) -> None:
     path = tmp_path / "r.json"
     write_result(

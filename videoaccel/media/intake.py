@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 import numpy as np
 
 from videoaccel.errors import UserError
-from videoaccel.media.mp4 import Float32, UInt8, Video
+from videoaccel.media.mp4 import ACCURATE_RND, BICUBIC, FULL_CHROMA_OUT, Float32, UInt8, Video
 
 if TYPE_CHECKING:
     from PIL import Image
@@ -242,20 +242,18 @@ def read_audio(path: str | os.PathLike[str], *, limits: MediaLimits | None = Med
 
 def rgb(frame: Any) -> UInt8:
     """One decoded frame as `(H, W, 3)` uint8 full-range RGB."""
-    from av.video.reformatter import ColorRange, Colorspace, Interpolation
+    from av.video.reformatter import ColorRange
 
-    tagged = {
-        1: Colorspace.ITU709, 4: Colorspace.FCC, 5: Colorspace.ITU601, 6: Colorspace.SMPTE170M,
-        7: Colorspace.SMPTE240M, 9: Colorspace.BT2020,
-    }  # fmt: skip
+    # The frame's AVColorSpace to libswscale's name for its matrix; anything else counts as bt709.
+    matrix = {4: 4, 5: 5, 6: 5, 7: 7, 9: 9}.get(int(frame.colorspace), 1)
     full = frame.color_range == ColorRange.JPEG or frame.format.name.startswith("yuvj")
     image: UInt8 = frame.reformat(
         format="rgb24",
-        src_colorspace=tagged.get(int(frame.colorspace), Colorspace.ITU709),
-        dst_colorspace=Colorspace.DEFAULT,
+        src_colorspace=matrix,
+        dst_colorspace=5,  # libswscale's default; RGB has no matrix of its own
         src_color_range=ColorRange.JPEG if full else ColorRange.MPEG,
         dst_color_range=ColorRange.JPEG,
-        interpolation=Interpolation.BICUBIC | Interpolation.ACCURATE_RND | Interpolation.FULL_CHR_H_INT,
+        interpolation=BICUBIC | ACCURATE_RND | FULL_CHROMA_OUT,
     ).to_ndarray()
     return image
 

@@ -20,6 +20,10 @@ CRF = 10
 the chroma subsampling that yuv420p forces costs far more; luma stays near 45 dB and above. A measurement
 should use the decoded frames before muxing all the same."""
 
+# Flags of libswscale (swscale.h). PyAV before 18 has no names for them and takes the numbers all the same.
+BICUBIC, ACCURATE_RND = 0x4, 0x40000
+FULL_CHROMA_OUT, FULL_CHROMA_IN = 0x2000, 0x4000
+
 PRESET = "medium"
 AUDIO_BIT_RATE = 192_000
 
@@ -101,7 +105,7 @@ def write_video(
         UserError: the folder cannot be written to.
     """
     import av
-    from av.video.reformatter import ColorRange, Colorspace, Interpolation
+    from av.video.reformatter import ColorRange, Colorspace
 
     if frames.ndim != 4 or frames.shape[3] != 3 or frames.shape[0] == 0:
         raise ValueError(f"frames must be (T, H, W, 3) with T >= 1, not {frames.shape}")
@@ -119,7 +123,6 @@ def write_video(
             raise ValueError("audio holds values that are not finite")
         sound = fit_audio(np.broadcast_to(audio, (2, audio.shape[1])), len(picture), frame_rate, rate)
 
-    scaler = Interpolation.BICUBIC | Interpolation.ACCURATE_RND | Interpolation.FULL_CHR_H_INP
     try:
         # The muxer rewrites the file to move moov to the front, which a BytesIO cannot do.
         with (
@@ -143,7 +146,7 @@ def write_video(
                     dst_colorspace=Colorspace.ITU709,
                     src_color_range=ColorRange.JPEG,
                     dst_color_range=ColorRange.MPEG,
-                    interpolation=scaler,
+                    interpolation=BICUBIC | ACCURATE_RND | FULL_CHROMA_IN,
                 )
                 container.mux(video.encode(frame))
             container.mux(video.encode())
