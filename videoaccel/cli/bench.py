@@ -205,7 +205,7 @@ def bench(pipe: Any, target: Target, request: Request, args: argparse.Namespace,
     over = [row["bare_diffusers"]["ratio"] for row in rows if row["bare_diffusers"] is not None]
     if over and max(over) > DENSE_MARGIN:
         notes.append(
-            f"the dense row takes {max(over):.3f}x bare diffusers, more than the {DENSE_MARGIN:g}x it should: "
+            f"the dense row takes {max(over):.3f}x bare diffusers, over the {DENSE_MARGIN:g}x it should: "
             "measure again on a quiet machine with more --requests"
         )
     if random:

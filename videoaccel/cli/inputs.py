@@ -140,27 +140,13 @@ def preflight(model: str, request: Request, res: Resolution | None) -> Plan | No
     Raises:
         UserError: as `Family.resolve` and `loading.load`.
     """
-    from videoaccel.pipelines import loading
-    from videoaccel.pipelines.facts import FACTS_FILE, read_facts
-    from videoaccel.pipelines.family import family_named
+    from videoaccel.pipelines.family import family_of
+    from videoaccel.pipelines.loading import load_shell
 
-    folder = loading.bundled_folder(model) if model in loading.BUNDLED else loading._local_or_hub(model)
-    if loading._read_index(folder).get("_class_name") != "MiniMaxH3ModularPipeline":
+    shell = load_shell(model)
+    if shell is None:
         return None
-    from diffusers.modular_pipelines.minimax_h3.modular_blocks_minimax_h3 import MiniMaxH3Blocks
-
-    from videoaccel.pipelines.h3_pipeline import H3Pipeline
-
-    facts = read_facts(folder / FACTS_FILE)
-    shell = H3Pipeline(MiniMaxH3Blocks(), pretrained_model_name_or_path=str(folder), facts=facts)
-    for name in ("tokenizer", "scheduler", "audio_scheduler"):
-        try:
-            shell.register_components(**{name: shell._component_specs[name].load()})
-        except (OSError, ValueError) as error:
-            raise UserError(
-                f"cannot load {name} of {model}: {error}; download the checkpoint again"
-            ) from error
-    family = family_named("minimax_h3")
+    family = family_of(shell)
     return family.resolve(shell, with_canvas(family, shell, request, res))
 
 
