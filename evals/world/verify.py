@@ -1,8 +1,9 @@
 """Reads a finished clip back, blind, and judges what was read against what was asked for.
 
-No learned weights and none of the renderer's code: objects are found by saturation and hue (verify_segment.py), named
-by overlap with drawn polygons (verify_shapes.py), followed (verify_track.py), and their paths explained
-(verify_motion.py); the pan comes from the background (verify_ground.py), the tones from the sound (verify_sound.py).
+No learned weights and none of the renderer's code: objects are found by saturation and hue
+(verify_segment.py), named by overlap with drawn polygons (verify_shapes.py), followed (verify_track.py), and
+their paths explained (verify_motion.py); the pan comes from the background (verify_ground.py), the tones
+from the sound (verify_sound.py).
 """
 
 import itertools
@@ -23,19 +24,21 @@ from videoaccel.media import read_video
 
 # An onset belongs to a bounce when it is at most this many seconds away: two frames.
 SOUND_TOLERANCE = 2 / FPS
-# Smallest overlap with the named shape's template, and lead over the next shape. Convex shapes need more: a blob
-# overlaps them well without being one.
+# Smallest overlap with the named shape's template, and lead over the next shape. Convex shapes need more: a
+# blob overlaps them well without being one.
 MIN_OVERLAP = {
-    "disc": 0.94,
-    "square": 0.91,
-    "triangle": 0.88,
-    "star": 0.82,
-    "cross": 0.83,
-    "ring": 0.78,
-    "crescent": 0.83,
-    "bar": 0.84,
+    "disc": 0.945,
+    "square": 0.925,
+    "triangle": 0.89,
+    "star": 0.84,
+    "cross": 0.85,
+    "ring": 0.8,
+    "crescent": 0.85,
+    "bar": 0.87,
 }
 MIN_LEAD = 0.035
+# Share of the frames in which the named shape must also be the best one.
+MIN_AGREEMENT = 0.7
 _PROMINENCE = 0.06
 
 
@@ -76,7 +79,7 @@ class Seen:
 
 @dataclass(frozen=True, kw_only=True)
 class Reading:
-    """A clip as read: objects (largest first), pan ("", "left" or "right"), tones, and mean squared gradient."""
+    """A clip as read: objects (largest first), pan ("", "left" or "right"), tones, mean squared gradient."""
 
     objects: tuple[Seen, ...]
     pan: str
@@ -93,7 +96,8 @@ class Reading:
 class Verdict:
     """Which parts of a request a clip fulfils; with two objects each flag needs both.
 
-    `all` is colour, shape and motion. `sound` is None unless a bounce was asked for, `silence` is None where one was.
+    `all` is colour, shape and motion. `sound` is None unless a bounce was asked for; `silence` (no tone at
+    all) is None where one was.
     """
 
     color: bool
@@ -114,8 +118,11 @@ def _lows(track: Track, fit: Fit) -> tuple[tuple[float, ...], tuple[float, ...]]
     index = np.arange(len(track.y))
     y = np.interp(index, index[known], track.y[known])
     # Walls at both ends let a peak count on what is seen of one flank alone.
-    peaks, _ = signal.find_peaks(np.concatenate([[y.min()], y, [y.min()]]), prominence=_PROMINENCE, distance=4)
-    sure, unsure = [], []
+    peaks, _ = signal.find_peaks(
+        np.concatenate([[y.min()], y, [y.min()]]), prominence=_PROMINENCE, distance=4
+    )
+    sure: list[float] = []
+    unsure: list[float] = []
     for peak in peaks - 1:
         # At the very ends the touch itself may fall just outside the clip, and its sound with it.
         plain = 2 <= peak < len(y) - 2 and bool(known[peak - 1 : peak + 2].all())
@@ -128,10 +135,10 @@ def _lows(track: Track, fit: Fit) -> tuple[tuple[float, ...], tuple[float, ...]]
     return tuple(sure), tuple(unsure)
 
 
-def _shape_name(scores: dict[str, float]) -> str | None:
-    best, second = sorted(scores, key=lambda name: -scores[name])[:2]
-    clear = scores[best] >= MIN_OVERLAP[best] and scores[best] - scores[second] >= MIN_LEAD
-    return best if clear else None
+def _shape_name(found: verify_shapes.Match) -> str | None:
+    best, second = sorted(found.scores, key=lambda name: -found.scores[name])[:2]
+    clear = found.scores[best] >= MIN_OVERLAP[best] and found.scores[best] - found.scores[second] >= MIN_LEAD
+    return best if clear and found.agreement >= MIN_AGREEMENT else None
 
 
 def _look(frames: np.ndarray, layer: Layer, others: np.ndarray) -> Seen:
@@ -147,7 +154,7 @@ def _look(frames: np.ndarray, layer: Layer, others: np.ndarray) -> Seen:
     bounces, edge_bounces = _lows(track, fit)
     return Seen(
         color=named_color(layer.hue),
-        shape=_shape_name(found.scores),
+        shape=_shape_name(found),
         motion=fit.motion,
         speed=fit.speed(),
         path=np.stack([track.x, track.y, track.scale], axis=1),
@@ -211,6 +218,11 @@ def _marks(seen: Seen, item: ObjectSpec) -> tuple[bool, bool, bool, bool]:
     return seen.color == item.color, seen.shape == item.shape, motion, motion and seen.speed == item.speed
 
 
+def _rank(pairs: list[tuple[Seen, ObjectSpec]]) -> tuple[int, int]:
+    marks = [_marks(seen, item) for seen, item in pairs]
+    return sum(map(sum, marks)), sum(color for color, *_ in marks)
+
+
 def _sound(tones: tuple[float, ...], bouncing: list[Seen]) -> bool:
     """Every bounce in view has its onset, and no onset lacks a bounce."""
     due = [time for seen in bouncing for time in seen.bounces]
@@ -224,8 +236,9 @@ def _sound(tones: tuple[float, ...], bouncing: list[Seen]) -> bool:
 def judge(reading: Reading, spec: ClipSpec) -> Verdict:
     """Hold a reading against the clip that was asked for.
 
-    The number of objects must be right, else colour, shape, motion and speed are all wrong; objects are paired so
-    that most is right. Sound is held against the bounces seen in the clip, since their phase is free.
+    The number of objects must be right, else colour, shape, motion and speed are all wrong; objects are
+    paired so that most is right. Sound is held against the bounces seen in the clip, since their phase is
+    free.
     """
     bounces = any(item.motion == "bounces" for item in spec.objects)
     pan = reading.pan == spec.pan
@@ -233,18 +246,24 @@ def judge(reading: Reading, spec: ClipSpec) -> Verdict:
     if len(reading.objects) != len(spec.objects):
         sound = False if bounces else None
         return Verdict(
-            color=False, shape=False, motion=False, all=False, speed=False, pan=pan, sound=sound, silence=silence
+            color=False,
+            shape=False,
+            motion=False,
+            all=False,
+            speed=False,
+            pan=pan,
+            sound=sound,
+            silence=silence,
         )
-    best: tuple[tuple[int, ...], list[tuple[bool, bool, bool, bool]], list[Seen]] | None = None
-    for order in itertools.permutations(reading.objects):
-        marks = [_marks(seen, item) for seen, item in zip(order, spec.objects, strict=True)]
-        # Colour says best which object is which; the rest breaks ties.
-        rank = tuple(sum(column) for column in zip(*marks, strict=True))
-        if best is None or (sum(rank), rank) > (sum(best[0]), best[0]):
-            best = (rank, marks, list(order))
-    assert best is not None
-    color, shape, motion, speed = (all(column) for column in zip(*best[1], strict=True))
-    bouncing = [seen for seen, item in zip(best[2], spec.objects, strict=True) if item.motion == "bounces"]
+    pairings = [
+        list(zip(order, spec.objects, strict=True)) for order in itertools.permutations(reading.objects)
+    ]
+    # Most marks right; colour breaks ties.
+    pairs = max(pairings, key=_rank)
+    color, shape, motion, speed = (
+        all(column) for column in zip(*(_marks(seen, item) for seen, item in pairs), strict=True)
+    )
+    bouncing = [seen for seen, item in pairs if item.motion == "bounces"]
     return Verdict(
         color=color,
         shape=shape,
@@ -258,5 +277,8 @@ def judge(reading: Reading, spec: ClipSpec) -> Verdict:
 
 
 def judge_reference(reading: Reading, spec: ClipSpec) -> Verdict:
-    """Hold a `ref2va` clip against its request: one object, the picture's colour and shape, the text's motion."""
-    return judge(reading, ClipSpec(objects=spec.objects[:1], pan=spec.pan, seed=spec.seed, frames=spec.frames))
+    """Hold a `ref2va` clip against its request: one object, the picture's colour and shape, moving as
+    told."""
+    return judge(
+        reading, ClipSpec(objects=spec.objects[:1], pan=spec.pan, seed=spec.seed, frames=spec.frames)
+    )

@@ -1,4 +1,4 @@
-"""Reads the camera's pan off the background: the one shift that explains its brightness from frame to frame."""
+"""Reads the camera's pan off the background: the one shift that explains its change from frame to frame."""
 
 import numpy as np
 from scipy import ndimage

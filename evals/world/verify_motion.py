@@ -1,4 +1,4 @@
-"""Names a motion and its speed from a tracked path: fits each kind of path and takes the one that explains it."""
+"""Names a motion and its speed from a tracked path: the kind of path that fits it best."""
 
 import math
 from dataclasses import dataclass
@@ -8,8 +8,9 @@ import numpy as np
 from evals.world.spec import FPS
 from evals.world.verify_track import Track
 
-# Rate that parts slowly from quickly, halfway (geometrically) between the two that the world uses. Translation in
-# screens a second, bounce, orbit and sway in periods a second, spin in turns a second, growth as a ratio.
+# Rate that parts slowly from quickly, halfway (geometrically) between the two that the world uses.
+# Translation in screens a second, bounce, orbit and sway in periods a second, spin in turns a second, growth
+# as a ratio.
 SPEED_SPLIT = {
     "slides": 0.233,
     "bounces": 1.383,
@@ -19,20 +20,25 @@ SPEED_SPLIT = {
     "grows": 1.857,
 }
 _MIN_FRAMES = 8
+_MIN_KNOWN = 0.5
 # How far, in canvas shares, a thing at rest may wander, and a path may be from the best fit to it.
 _REST = 0.03
 _MISFIT = 0.03
 _MIN_TURN = math.radians(2.5)
 _MIN_GROWTH = 1.25
+# A second motion this strong on top of the named one makes the whole unclear; less is a wobble.
+_SPOILS_TURN = math.radians(4.0)
+_SPOILS_GROWTH = 1.4
 _MIN_SLIDE = 0.075
 _MIN_COHERENCE = 0.45
 
 
 @dataclass(frozen=True, kw_only=True)
 class Fit:
-    """A path explained: the motion's caption name (None where none fits), its rate, its rms misfit in canvas shares.
+    """A path explained: the motion's caption name (None where none fits), its rate, its rms misfit.
 
-    `low` holds the times in seconds of a bounce's lowest points, fitted, inside the clip.
+    The misfit is in canvas shares. `low` holds the times in seconds of a bounce's lowest points, fitted,
+    inside the clip.
     """
 
     motion: str | None
@@ -143,22 +149,22 @@ def _orbit(t: np.ndarray, x: np.ndarray, y: np.ndarray) -> Fit:
 def explain(track: Track) -> Fit:
     """Name the motion of a track, or say that none of the ten fits.
 
-    A thing that goes somewhere must not also turn or change size; a thing that spins, grows or shrinks must stay
-    where it is. The rate is in the units of `SPEED_SPLIT`.
+    A thing that goes somewhere must not also turn or change size; a thing that spins, grows or shrinks must
+    stay where it is. The rate is in the units of `SPEED_SPLIT`.
     """
     frames = len(track.x)
     duration = frames / FPS
     known = np.isfinite(track.x) & np.isfinite(track.y)
     whole = np.isfinite(track.scale)
     lost = Fit(motion=None, rate=0.0, misfit=math.inf)
-    if known.sum() < max(_MIN_FRAMES, 0.25 * frames) or whole.sum() < 4:
+    if known.sum() < max(_MIN_FRAMES, _MIN_KNOWN * frames) or whole.sum() < 4:
         return lost
     time = np.arange(frames) / FPS
     t, x, y = time[known], track.x[known], track.y[known]
     slope, _ = np.polyfit(time[whole], np.log(track.scale[whole]), 1)
     growth = math.exp(slope * duration)
-    turns = abs(track.turn) >= _MIN_TURN and track.coherence >= _MIN_COHERENCE
-    grows = max(growth, 1 / growth) >= _MIN_GROWTH
+    size = max(growth, 1 / growth)
+    turn = abs(track.turn) if track.coherence >= _MIN_COHERENCE else 0.0
     rest = Fit(motion=None, rate=0.0, misfit=_rms(_still(x), _still(y)))
     reach = 1.0 + 2.2 * float(np.median(track.scale[whole]))
     moves = [
@@ -170,12 +176,14 @@ def explain(track: Track) -> Fit:
     ]
     best = min(moves, key=lambda fit: fit.misfit)
     if best.misfit < 0.6 * rest.misfit:
-        if best.misfit > max(_MISFIT, 0.25 * rest.misfit) or turns or grows:
+        spoilt = turn >= _SPOILS_TURN or size >= _SPOILS_GROWTH
+        if spoilt or best.misfit > max(_MISFIT, 0.25 * rest.misfit):
             return Fit(motion=None, rate=0.0, misfit=best.misfit)
         return best
-    if rest.misfit > _REST or turns == grows:
+    if rest.misfit > _REST:
         return rest
-    if turns:
-        return Fit(motion="spins", rate=abs(track.turn) * FPS / (2 * math.pi), misfit=rest.misfit)
-    name = "grows" if growth > 1 else "shrinks"
-    return Fit(motion=name, rate=max(growth, 1 / growth), misfit=rest.misfit)
+    if turn >= _MIN_TURN and size < _SPOILS_GROWTH:
+        return Fit(motion="spins", rate=turn * FPS / (2 * math.pi), misfit=rest.misfit)
+    if size >= _MIN_GROWTH and turn < _SPOILS_TURN:
+        return Fit(motion="grows" if growth > 1 else "shrinks", rate=size, misfit=rest.misfit)
+    return rest

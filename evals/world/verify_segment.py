@@ -10,7 +10,8 @@ from evals.world.spec import HUES
 
 MIN_CHROMA = 0.16
 MIN_SATURATION = 0.42
-# Smallest area, as a share of the canvas, that counts as an object in a frame, and the share of frames it must fill.
+# Smallest area, as a share of the canvas, that counts as an object in a frame, and the share of frames it
+# must fill.
 MIN_AREA = 0.004
 MIN_PRESENCE = 0.25
 _BINS = 120
@@ -20,11 +21,12 @@ _NAMED_REACH = 0.055
 
 @dataclass(frozen=True, kw_only=True)
 class Layer:
-    """One object's pixels. `mask` is (T, H, W) bool, `hue` in turns, `presence` the share of frames it is in."""
+    """One object: its pixels (T, H, W) bool, hue in turns, and the share of frames it is in."""
 
     hue: float
     mask: np.ndarray
     presence: float
+
 
 def hue_gap(first: float, second: float) -> float:
     """Distance between two hues, in turns."""
@@ -47,7 +49,7 @@ def hue_of(red: np.ndarray, green: np.ndarray, blue: np.ndarray) -> np.ndarray:
         ((green - blue) / safe) % 6.0,
         np.where(top == green, (blue - red) / safe + 2.0, (red - green) / safe + 4.0),
     )
-    return sixths / 6.0
+    return np.asarray(sixths / 6.0)
 
 
 def _soften(plane: np.ndarray) -> np.ndarray:
@@ -84,8 +86,9 @@ def shrink(mask: np.ndarray, pixels: int) -> np.ndarray:
 
 
 def saturated(frames: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Pixels too colourful to be background: mask, hue and chroma, each `(T, H, W)`, of `(T, H, W, 3)` uint8."""
-    red, green, blue = (_soften(frames[..., index].astype(np.float32) * np.float32(1 / 255)) for index in range(3))
+    """Pixels of `(T, H, W, 3)` uint8 too colourful to be background: mask, hue, chroma, each `(T, H, W)`."""
+    planes = (frames[..., index].astype(np.float32) * np.float32(1 / 255) for index in range(3))
+    red, green, blue = (_soften(plane) for plane in planes)
     top = np.maximum(np.maximum(red, green), blue)
     chroma = top - np.minimum(np.minimum(red, green), blue)
     strong = (chroma > MIN_CHROMA) & (chroma > MIN_SATURATION * top)
@@ -95,7 +98,7 @@ def saturated(frames: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
 
 
 def _hue_peaks(hue: np.ndarray, weight: np.ndarray) -> list[float]:
-    """Hues of the layers, heaviest first: peaks of the circular hue histogram, each at least 6 % of the first."""
+    """Hues of the layers, heaviest first: peaks of the hue histogram, each at least 6 % of the first."""
     counts, _ = np.histogram(hue, bins=_BINS, range=(0.0, 1.0), weights=weight)
     counts = ndimage.gaussian_filter1d(counts.astype(float), 1.2, mode="wrap")
     centers = (np.arange(_BINS) + 0.5) / _BINS
@@ -128,7 +131,7 @@ def _clean(mask: np.ndarray, floor: int) -> np.ndarray:
 
 
 def _pieces(mask: np.ndarray, other: np.ndarray, floor: int) -> list[np.ndarray]:
-    """Splits a layer that holds two separate things of one hue for most of the clip; else returns it whole."""
+    """Splits a layer that holds two separate things of one hue for most of the clip; else keeps it whole."""
     split = np.zeros_like(mask)
     # An object cut in two by the one in front of it is still one object.
     lonely = mask.any(axis=(1, 2)) & ~(grow(mask, 4) & other).any(axis=(1, 2))

@@ -1,8 +1,8 @@
 """Names a silhouette: compares it with drawn polygons of every shape, over rotations, by overlap.
 
-The outlines here are polygons given by corner points, filled by PIL; the renderer's signed distances are not used.
-A silhouette is scaled to unit area about its centroid first, so only rotation and the loss of the dark rim remain
-to be searched.
+The outlines here are polygons given by corner points, filled by PIL; the renderer's signed distances are not
+used. A silhouette is scaled to unit area about its centroid first, so only rotation and the loss of the dark
+rim remain to be searched.
 """
 
 import math
@@ -65,13 +65,15 @@ _OUTLINES: dict[str, tuple[list[list[tuple[float, float]]], list[list[tuple[floa
 
 @lru_cache(maxsize=64)
 def draw(shape: str, erosion: float = 0.0) -> np.ndarray:
-    """A shape's silhouette as a `(384, 384)` bool picture over [-1.2, 1.2] radii, `erosion` radii of rim taken off."""
+    """A shape's silhouette, `(384, 384)` bool over [-1.2, 1.2] radii, less `erosion` radii of rim."""
     picture = Image.new("1", (_DRAWN, _DRAWN))
     pen = ImageDraw.Draw(picture)
     filled, cut = _OUTLINES[shape]
     for fill, polygons in ((1, filled), (0, cut)):
         for polygon in polygons:
-            pen.polygon([((x / _SPAN + 1) * _DRAWN / 2, (y / _SPAN + 1) * _DRAWN / 2) for x, y in polygon], fill=fill)
+            pen.polygon(
+                [tuple((c / _SPAN + 1) * _DRAWN / 2 for c in corner) for corner in polygon], fill=fill
+            )
     mask = np.array(picture, bool)
     if erosion > 0:
         mask = ndimage.distance_transform_edt(mask) > erosion * _DRAWN / (2 * _SPAN)
@@ -110,7 +112,8 @@ def bank() -> Bank:
             unit = 2 * _SPAN / _DRAWN
             area = mask.sum() * unit * unit
             cy, cx = (np.array(ndimage.center_of_mass(mask)) + 0.5) * unit - _SPAN
-            soft = ndimage.gaussian_filter(mask.astype(np.float32), 0.35 * (2 * REACH / GRID) * math.sqrt(area) / unit)
+            cell = (2 * REACH / GRID) * math.sqrt(area) / unit
+            soft = ndimage.gaussian_filter(mask.astype(np.float32), 0.35 * cell)
             period = SYMMETRY[shape] * 360
             for degrees in np.arange(0, period, ANGLE_STEP) if period else (0.0,):
                 cos, sin = math.cos(math.radians(degrees)), math.sin(math.radians(degrees))
@@ -134,7 +137,7 @@ def bank() -> Bank:
 
 
 def moments(mask: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Centroid x, y in pixels (pixel centres at +0.5) and area of each frame of a `(T, H, W)` mask; NaN where empty."""
+    """Centroid x, y in pixels (NaN where empty) and area of each frame of a `(T, H, W)` mask."""
     area = mask.sum(axis=(1, 2)).astype(float)
     safe = np.where(area > 0, area, np.nan)
     x = (mask.sum(axis=1) @ (np.arange(mask.shape[2]) + 0.5)) / safe
@@ -166,6 +169,7 @@ class Match:
         overlap: `(T,)` the best shape's overlap in each frame.
         x, y, radius: `(T,)` the shape's origin and nominal radius, in pixels.
         erosion: the rim loss that fits best, in radii.
+        agreement: share of the clean frames in which that shape is the best one.
     """
 
     scores: dict[str, float]
@@ -176,6 +180,7 @@ class Match:
     y: np.ndarray
     radius: np.ndarray
     erosion: float
+    agreement: float
 
 
 def match(mask: np.ndarray, clean: np.ndarray) -> Match:
@@ -193,13 +198,16 @@ def match(mask: np.ndarray, clean: np.ndarray) -> Match:
     overlap = inner / np.maximum(total - inner, 1e-6)
     scores: dict[str, float] = {}
     best_erosion: dict[str, float] = {}
-    for shape in _OUTLINES:
+    each_frame = np.zeros((int(clean.sum()), len(_OUTLINES)))
+    for column, shape in enumerate(_OUTLINES):
         options = {}
         for erosion in EROSIONS:
             rows = (templates.shape == shape) & (templates.erosion == erosion)
             options[erosion] = float(overlap[clean][:, rows].max(axis=1).mean())
         best_erosion[shape] = max(options, key=lambda key: options[key])
         scores[shape] = options[best_erosion[shape]]
+        rows = (templates.shape == shape) & (templates.erosion == best_erosion[shape])
+        each_frame[:, column] = overlap[clean][:, rows].max(axis=1)
     winner = max(scores, key=lambda key: scores[key])
     rows = np.flatnonzero((templates.shape == winner) & (templates.erosion == best_erosion[winner]))
     pick = rows[overlap[:, rows].argmax(axis=1)]
@@ -213,4 +221,5 @@ def match(mask: np.ndarray, clean: np.ndarray) -> Match:
         y=y - templates.offset[pick, 1] * radius,
         radius=radius,
         erosion=best_erosion[winner],
+        agreement=float((each_frame.argmax(axis=1) == list(_OUTLINES).index(winner)).mean()),
     )

@@ -52,7 +52,7 @@ def hear(audio: np.ndarray, rate: int) -> list[Onset]:
     times = (starts[back:] + size / 2 - size) / rate - _LOOK_BACK / 2
     floor = max(_MIN_AMPLITUDE, _MIN_SHARE * float(flux.max(initial=0.0)))
     radius = round(_APART / _HOP)
-    onsets = []
+    onsets: list[Onset] = []
     for index in np.flatnonzero(flux >= floor):
         near = flux[max(0, index - radius) : index + radius + 1]
         if flux[index] < near.max() or (onsets and times[index] - onsets[-1].time < _APART):

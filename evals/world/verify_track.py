@@ -56,7 +56,9 @@ def _silhouette(shape: str, erosion: float, angle: float, radius: float) -> np.n
     return np.asarray(ndimage.map_coordinates(drawn, where, order=1))
 
 
-def place(picture: np.ndarray, known: np.ndarray, templates: list[np.ndarray]) -> tuple[float, float, float, float]:
+def place(
+    picture: np.ndarray, known: np.ndarray, templates: list[np.ndarray]
+) -> tuple[float, float, float, float]:
     """Lay templates over a partly visible silhouette.
 
     Args:
@@ -87,12 +89,14 @@ def place(picture: np.ndarray, known: np.ndarray, templates: list[np.ndarray]) -
     return best
 
 
-def turning(frames: np.ndarray, mask: np.ndarray, track_px: np.ndarray, good: np.ndarray) -> tuple[float, float, float]:
+def turning(
+    frames: np.ndarray, mask: np.ndarray, track_px: np.ndarray, good: np.ndarray
+) -> tuple[float, float, float]:
     """Rate of turn from how the object's own picture moves around its origin.
 
-    The picture is sampled in rings about the origin, the mean over each ring taken off, and frames `lag` apart are
-    correlated over all angles at once; the rate is the one that explains every lag together, so a cross that looks
-    the same after a quarter turn isn't mistaken.
+    The picture is sampled in rings about the origin, the mean over each ring taken off, and frames `lag`
+    apart are correlated over all angles at once; the rate is the one that explains every lag together, so a
+    cross that looks the same after a quarter turn isn't mistaken.
 
     Args:
         frames: `(T, H, W, 3)` uint8.
@@ -138,7 +142,9 @@ def turning(frames: np.ndarray, mask: np.ndarray, track_px: np.ndarray, good: np
     return float(rates[best]), float(total[best]), float(total[len(rates) // 2])
 
 
-def follow(frames: np.ndarray, mask: np.ndarray, others: np.ndarray, found: shapes.Match, clean: np.ndarray) -> Track:
+def follow(
+    frames: np.ndarray, mask: np.ndarray, others: np.ndarray, found: shapes.Match, clean: np.ndarray
+) -> Track:
     """Build an object's track from its silhouettes.
 
     Args:
@@ -150,7 +156,9 @@ def follow(frames: np.ndarray, mask: np.ndarray, others: np.ndarray, found: shap
     """
     height, width = mask.shape[1:]
     x, y, radius = (np.where(clean, values, np.nan) for values in (found.x, found.y, found.radius))
-    turn, coherence, stillness = turning(frames, mask, np.stack([found.x, found.y, found.radius], axis=1), clean)
+    turn, coherence, stillness = turning(
+        frames, mask, np.stack([found.x, found.y, found.radius], axis=1), clean
+    )
     index = np.arange(len(mask))
     partial = np.flatnonzero(~clean & (mask.sum(axis=(1, 2)) > 12))
     if len(partial) and clean.sum() >= 3:
@@ -164,4 +172,6 @@ def follow(frames: np.ndarray, mask: np.ndarray, others: np.ndarray, found: shap
             px, py, overlap, share = place(mask[at], ~hidden[at], templates)
             if overlap >= _MIN_PLACED and share >= _MIN_VISIBLE:
                 x[at], y[at] = px, py
-    return Track(x=x / width, y=y / height, scale=radius / width, turn=turn, coherence=coherence, stillness=stillness)
+    return Track(
+        x=x / width, y=y / height, scale=radius / width, turn=turn, coherence=coherence, stillness=stillness
+    )
