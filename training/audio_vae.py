@@ -17,7 +17,7 @@ from training.skeleton import AUDIO_VAE
 
 SEGMENT = 25600  # 0.8 s, 32 latents
 WINDOWS = (256, 512, 1024, 2048)
-KL_WEIGHT = 2e-4
+KL_WEIGHT = 1e-5
 
 
 def spectral_loss(got: torch.Tensor, want: torch.Tensor) -> torch.Tensor:
@@ -36,7 +36,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--clips", type=int, default=3000)
     parser.add_argument("--batch", type=int, default=48)
-    parser.add_argument("--lr", type=float, default=1.5e-3)
+    parser.add_argument("--lr", type=float, default=1e-3)
     parser.add_argument("--test", type=int, default=64, help="held-back clips to report on")
     parser.add_argument("--seed", type=int, default=20_000_000)
     arguments = parser.parse_args()
@@ -45,8 +45,8 @@ def main() -> None:
     log = Log(arguments.out / "audio_vae.jsonl")
     budget = Budget(arguments.seconds)
     vae = AutoencoderKLMiniMaxH3Audio(**AUDIO_VAE).to(device)
-    waves = torch.from_numpy(sounds(draw_specs(arguments.seed, arguments.clips, 39))).to(device).flatten(0, 1)
-    test = torch.from_numpy(sounds(draw_specs(arguments.seed - 100_000, arguments.test, 39))).to(device).flatten(0, 1)
+    waves = sounds(draw_specs(arguments.seed, arguments.clips, 39), device).flatten(0, 1)
+    test = sounds(draw_specs(arguments.seed - 100_000, arguments.test, 39), device).flatten(0, 1)
     # Quiet stretches are easy and common: half of a batch comes from channels that hold a bounce.
     loud = torch.nonzero(waves.abs().amax(1) > 0.15).flatten()
     log(event="ready", channels=len(waves), loud=len(loud))
@@ -64,7 +64,7 @@ def main() -> None:
         for group in optimizer.param_groups:
             group["lr"] = rate
         posterior = vae.encode(batch[:, None]).latent_dist
-        logs = posterior.logs.clamp(-6, 3)
+        logs = (posterior.logs - 2.0).clamp(-7, 1)
         latents = posterior.mean + logs.exp() * torch.randn_like(logs)
         decoded = vae.decode(latents).sample[:, 0]
         kl = 0.5 * (posterior.mean**2 + (2 * logs).exp() - 1 - 2 * logs).mean()

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from evals.world.render import build_scene, render, soundtrack
+from evals.world.render import render, scene_arrays, scene_of, soundtracks
 from evals.world.spec import SIZE, ClipSpec, draw_clip
 
 PIXEL_MEAN = (0.485, 0.456, 0.406)
@@ -28,15 +28,14 @@ def _specs_job(job: tuple[int, int, int]) -> list[ClipSpec]:
     return [draw_clip(seed, frames=frames) for seed in range(start, stop)]
 
 
-def _sound_job(specs: list[ClipSpec]) -> np.ndarray:
-    return np.stack([soundtrack(spec) for spec in specs])
-
-
 def pooled(function: Callable[[Any], Any], jobs: list[Any]) -> list[Any]:
-    """Map over processes when there are cores for it. Fork would break once CUDA is up, so spawn."""
+    """Map over processes when there are cores for it.
+
+    Forked, so that a worker does not import everything again; the jobs only use numpy and never touch the device.
+    """
     if workers() < 3 or len(jobs) < 2:
         return [function(job) for job in jobs]
-    with multiprocessing.get_context("spawn").Pool(min(workers(), len(jobs))) as pool:
+    with multiprocessing.get_context("fork").Pool(min(workers(), len(jobs))) as pool:
         return pool.map(function, jobs, chunksize=1)
 
 
@@ -47,16 +46,24 @@ def draw_specs(start: int, count: int, frames: int) -> list[ClipSpec]:
     return [spec for part in pooled(_specs_job, jobs) for spec in part]
 
 
-def sounds(specs: list[ClipSpec]) -> np.ndarray:
-    """`(N, 2, samples)` float32 soundtracks."""
-    step = max(1, -(-len(specs) // (2 * workers())))
-    return np.concatenate(pooled(_sound_job, [specs[i : i + step] for i in range(0, len(specs), step)]))
+def sounds(specs: list[ClipSpec], device: torch.device, samples: int | None = None, batch: int = 128) -> torch.Tensor:
+    """`(N, 2, samples)` float32 soundtracks on the device."""
+    return torch.cat([soundtracks(specs[i : i + batch], samples, device) for i in range(0, len(specs), batch)])
 
 
-def pictures(specs: list[ClipSpec], device: torch.device, batch: int = 64, size: int = SIZE) -> torch.Tensor:
+def scenes(specs: list[ClipSpec], batch: int = 192) -> list[dict[str, np.ndarray]]:
+    """What `render` needs of every `batch` clips, made in parallel."""
+    return pooled(scene_arrays, [specs[i : i + batch] for i in range(0, len(specs), batch)])
+
+
+def draw(arrays: dict[str, np.ndarray], device: torch.device, size: int = SIZE) -> torch.Tensor:
+    """`(B, T, H, W, 3)` uint8 on the device."""
+    return render(scene_of(arrays, size).to(device))
+
+
+def pictures(specs: list[ClipSpec], device: torch.device, batch: int = 192, size: int = SIZE) -> torch.Tensor:
     """`(N, T, H, W, 3)` uint8 on the device."""
-    parts = [render(build_scene(specs[i : i + batch], size).to(device)) for i in range(0, len(specs), batch)]
-    return torch.cat(parts)
+    return torch.cat([draw(arrays, device, size) for arrays in scenes(specs, batch)])
 
 
 def normalise(frames: torch.Tensor) -> torch.Tensor:
@@ -106,6 +113,36 @@ class Log:
         if self.path is not None:
             with self.path.open("a") as file:
                 file.write(text + "\n")
+
+
+def mixed_optimizers(
+    module: torch.nn.Module, matrices: list[torch.nn.Parameter], lr: float
+) -> list[torch.optim.Optimizer]:
+    """Muon for the hidden matrices of transformer blocks (if any), AdamW for all else."""
+    chosen = {id(p) for p in matrices}
+    rest = [p for p in module.parameters() if p.requires_grad and id(p) not in chosen]
+    optimizers: list[torch.optim.Optimizer] = [
+        torch.optim.AdamW(rest, lr=lr, betas=(0.9, 0.98), weight_decay=0.01, fused=rest[0].is_cuda)
+    ]
+    if matrices:
+        optimizers.append(torch.optim.Muon(matrices, lr=lr, weight_decay=0.01, adjust_lr_fn="match_rms_adamw"))
+    return optimizers
+
+
+def descend(
+    loss: torch.Tensor, parameters: list[torch.nn.Parameter], optimizers: list[torch.optim.Optimizer]
+) -> torch.Tensor:
+    """One clipped step. A non-finite gradient is turned into none, on the device. Returns the gradient's norm."""
+    for optimizer in optimizers:
+        optimizer.zero_grad(set_to_none=True)
+    loss.backward()
+    gradients = [p.grad for p in parameters if p.grad is not None]
+    norm = torch.nn.utils.clip_grad_norm_(parameters, 1.0)
+    if not torch.isfinite(norm):
+        torch._foreach_zero_(gradients)
+    for optimizer in optimizers:
+        optimizer.step()
+    return norm
 
 
 def save_half(module: torch.nn.Module, path: Path) -> None:

@@ -21,7 +21,7 @@ from transformers import Qwen2Tokenizer, Qwen3VLConfig, Qwen3VLForConditionalGen
 from evals.world.spec import COLORS, JOINS, MOTIONS, SHAPES, SPEEDS, draw_clip
 
 TEXT_DIM = 128
-LATENT_CHANNELS = 16
+LATENT_CHANNELS = 24
 AUDIO_CHANNELS = 16
 CANVAS = 128
 REFERENCE_EDGE = 64
@@ -51,8 +51,8 @@ AUDIO_VAE = {
     "decoder_dim": 96,
     "decoder_rates": (10, 10, 8),
     "decoder_kernel_sizes": (20, 20, 16),
-    "resblock_kernel_sizes": (3, 7),
-    "resblock_dilation_sizes": ((1, 3), (1, 3)),
+    "resblock_kernel_sizes": (7,),
+    "resblock_dilation_sizes": ((1, 3),),
     "latents_mean": [0.0] * AUDIO_CHANNELS,
     "latents_std": [1.0] * AUDIO_CHANNELS,
 }

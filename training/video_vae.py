@@ -15,12 +15,22 @@ import torch
 import torch.nn.functional as F
 from diffusers import AutoencoderKLMiniMaxH3
 
-from training.common import Budget, Log, denormalise, draw_specs, normalise, pictures, save_half
+from training.common import (
+    Budget,
+    Log,
+    denormalise,
+    descend,
+    draw_specs,
+    mixed_optimizers,
+    normalise,
+    pictures,
+    save_half,
+)
 from training.skeleton import VIDEO_VAE
 
 FRAMES = 22
 KL_WEIGHT = 2e-4
-EDGE_WEIGHT = 1.0
+EDGE_WEIGHT = 0.6
 
 
 def encode_moments(vae: AutoencoderKLMiniMaxH3, pixels: torch.Tensor) -> torch.Tensor:
@@ -94,12 +104,12 @@ def main() -> None:
     frames = pictures(draw_specs(arguments.seed, arguments.clips, FRAMES), device)
     test = pictures(draw_specs(arguments.seed - 100_000, arguments.test, 39), device)
     log(event="rendered", clips=len(frames))
-    optimizer = torch.optim.AdamW(
-        vae.parameters(), lr=arguments.lr, betas=(0.9, 0.98), weight_decay=0.01, fused=device.type == "cuda"
-    )
+    blocks = vae.decoder.transformer_blocks
+    optimizers = mixed_optimizers(vae, [p for p in blocks.parameters() if p.ndim == 2], arguments.lr)
     if arguments.compile:
-        vae.encoder.compile()
-        vae.decoder.compile()
+        torch._dynamo.config.suppress_errors = True
+        vae.encoder.compile(dynamic=False)
+        vae.decoder.compile(dynamic=False)
     order = torch.randperm(len(frames), device=device)
     cursor, begin = 0, budget.share
     for step in budget.steps():
@@ -109,17 +119,15 @@ def main() -> None:
         cursor += arguments.batch
         share = (budget.share - begin) / (1 - begin)
         rate = arguments.lr * min(1.0, (step + 1) / 150) * (0.02 + 0.98 * 0.5 * (1 + math.cos(math.pi * share)))
-        for group in optimizer.param_groups:
+        for group in (group for optimizer in optimizers for group in optimizer.param_groups):
             group["lr"] = rate
         with torch.autocast(device.type, torch.bfloat16, enabled=device.type == "cuda"):
             loss, parts = loss_of(vae, normalise(batch))
-        optimizer.zero_grad(set_to_none=True)
-        loss.backward()
-        norm = torch.nn.utils.clip_grad_norm_(vae.parameters(), 1.0)
-        if torch.isfinite(norm):
-            optimizer.step()
+        norm = descend(loss, list(vae.parameters()), optimizers)
         if step % 100 == 0:
             log(step=step, lr=rate, grad=float(norm), **{k: float(v) for k, v in parts.items()})
+    for module in (vae.encoder, vae.decoder):
+        module._compiled_call_impl = None
     with torch.autocast(device.type, torch.bfloat16, enabled=device.type == "cuda"):
         result = evaluate(vae, test)
     save_half(vae, arguments.out / "vae.safetensors")

@@ -29,6 +29,7 @@ WAVES = 5
 DISTRACTORS = 4
 SAMPLE_RATE = 32000
 _TONE_DECAY = 0.055
+HUMS = (80.0, 120.0, 160.0, 200.0)
 
 
 @dataclass
@@ -91,6 +92,17 @@ def _distractors(rng: np.random.Generator, spec: ClipSpec) -> tuple[np.ndarray, 
 
 def build_scene(specs: Sequence[ClipSpec], size: int = SIZE) -> Scene:
     """Turn specs of equal length into the tensors that `render` draws (on the CPU)."""
+    return scene_of(scene_arrays(specs), size)
+
+
+def scene_of(arrays: dict[str, np.ndarray], size: int = SIZE) -> Scene:
+    """A scene from what `scene_arrays` gave, perhaps in another process."""
+    tensors = {name: torch.from_numpy(value) for name, value in arrays.items()}
+    return Scene(**tensors, size=size)
+
+
+def scene_arrays(specs: Sequence[ClipSpec]) -> dict[str, np.ndarray]:
+    """The fields of a `Scene`, as numpy arrays."""
     paths, shapes, textures, looks, waves, grounds = [], [], [], [], [], []
     for spec in specs:
         rng = np.random.default_rng([spec.seed, 1])
@@ -113,15 +125,14 @@ def build_scene(specs: Sequence[ClipSpec], size: int = SIZE) -> Scene:
             (paths, shapes, textures, looks, waves, grounds), (path, shape, texture, look, wave, ground), strict=True
         ):
             rows.append(row)
-    return Scene(
-        path=torch.tensor(np.array(paths), dtype=torch.float32),
-        shape=torch.tensor(np.array(shapes), dtype=torch.long),
-        texture=torch.tensor(np.array(textures), dtype=torch.long),
-        look=torch.tensor(np.array(looks), dtype=torch.float32),
-        waves=torch.tensor(np.array(waves), dtype=torch.float32),
-        ground=torch.tensor(np.array(grounds), dtype=torch.float32),
-        size=size,
-    )
+    return {
+        "path": np.array(paths, dtype=np.float32),
+        "shape": np.array(shapes, dtype=np.int64),
+        "texture": np.array(textures, dtype=np.int64),
+        "look": np.array(looks, dtype=np.float32),
+        "waves": np.array(waves, dtype=np.float32),
+        "ground": np.array(grounds, dtype=np.float32),
+    }
 
 
 def _fold(x: torch.Tensor, y: torch.Tensor, n: int) -> tuple[torch.Tensor, torch.Tensor]:
@@ -256,29 +267,53 @@ def _paint(
     return picture * (1 - cover[:, None]) + color * cover[:, None]
 
 
-def soundtrack(spec: ClipSpec, samples: int | None = None) -> np.ndarray:
-    """The clip's stereo sound: a low hum, and a decaying tone of the shape's pitch at each bounce.
+def soundtracks(
+    specs: Sequence[ClipSpec], samples: int | None = None, device: torch.device | str = "cpu"
+) -> torch.Tensor:
+    """The sound of clips of one length: a low hum, and a decaying tone of the shape's pitch at each bounce.
 
     Args:
-        spec: the clip.
-        samples: length; by default the clip's own at 32 kHz.
+        specs: the clips.
+        samples: length; by default the clips' own at 32 kHz.
+        device: where to compute.
 
     Returns:
-        `(2, N)` float32 in [-1, 1].
+        `(B, 2, N)` float32 in [-1, 1], left and right.
     """
-    count = samples if samples is not None else round(spec.frames / FPS * SAMPLE_RATE)
-    rng = np.random.default_rng([spec.seed, 2])
-    time = np.arange(count) / SAMPLE_RATE
-    sound = np.zeros((2, count))
-    for frequency in rng.uniform(70, 180, 2):
-        sound += rng.uniform(0.01, 0.03) * np.sin(2 * math.pi * (frequency * time + rng.uniform()))
-    for item in spec.objects:
-        where = trajectory(item, spec.frames)
-        for start in bounce_times(item, spec.frames):
-            age = time - start
-            tone = np.where(age >= 0, np.exp(-np.maximum(age, 0) / _TONE_DECAY), 0.0) * np.sin(
-                2 * math.pi * PITCHES[item.shape] * np.maximum(age, 0)
-            )
-            side = np.clip(where[min(int(start * FPS), spec.frames - 1), 0], 0, 1)
-            sound += 0.45 * np.array([[math.cos(side * math.pi / 2)], [math.sin(side * math.pi / 2)]]) * tone
-    return np.clip(sound, -1, 1).astype(np.float32)
+    count = samples if samples is not None else round(specs[0].frames / FPS * SAMPLE_RATE)
+    hums, tones = [], []
+    for spec in specs:
+        rng = np.random.default_rng([spec.seed, 2])
+        pair = rng.choice(HUMS, 2, replace=False)
+        hums.append(np.stack([pair, rng.uniform(0.01, 0.03, 2), rng.uniform(0, 1, 2)], axis=1))
+        events = []
+        for item in spec.objects:
+            where = trajectory(item, spec.frames)
+            for start in bounce_times(item, spec.frames):
+                side = float(np.clip(where[min(int(start * FPS), spec.frames - 1), 0], 0, 1)) * math.pi / 2
+                events.append((start, PITCHES[item.shape], 0.45 * math.cos(side), 0.45 * math.sin(side)))
+        tones.append(events)
+    most = max(map(len, tones), default=0)
+    table = torch.zeros(len(specs), most, 4)
+    for row, events in zip(table, tones, strict=True):
+        if events:
+            row[: len(events)] = torch.tensor(events)
+    hum, table = torch.tensor(np.array(hums), dtype=torch.float32).to(device), table.to(device)
+    time = (torch.arange(count, device=device) / SAMPLE_RATE)[None]
+    mono = torch.zeros(len(specs), count, device=device)
+    for index in range(2):
+        frequency, level, phase = hum[:, index].unbind(1)
+        mono += level[:, None] * torch.sin(2 * math.pi * (frequency[:, None] * time + phase[:, None]))
+    sound = mono[:, None].repeat(1, 2, 1)
+    for index in range(most):
+        start, pitch, left, right = table[:, index].unbind(1)
+        age = time - start[:, None]
+        tone = torch.where(age >= 0, torch.exp(-age.clamp_min(0) / _TONE_DECAY), 0.0)
+        tone = tone * torch.sin(2 * math.pi * pitch[:, None] * age.clamp_min(0))
+        sound += torch.stack([left, right], dim=1)[:, :, None] * tone[:, None]
+    return sound.clamp(-1, 1)
+
+
+def soundtrack(spec: ClipSpec, samples: int | None = None) -> np.ndarray:
+    """One clip's stereo sound, `(2, N)` float32: see `soundtracks`."""
+    return soundtracks([spec], samples)[0].numpy()

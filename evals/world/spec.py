@@ -45,8 +45,9 @@ PANS = ("", "left", "right")
 TEXTURES = ("stripes", "checker", "dots", "halves", "wedges")
 JOINS = (" and ", " while ", " as ")
 
-# Pitch of an object's bounce in Hz, by shape: a quarter octave apart.
-PITCHES = {shape: 330.0 * 2.0 ** (index / 4.0) for index, shape in enumerate(SHAPES)}
+# Pitch of an object's bounce in Hz, by shape: about a quarter octave apart. Multiples of 40 Hz, the rate of the audio
+# latents, so that a steady tone is a steady latent and a small codec can learn it.
+PITCHES = dict(zip(SHAPES, (320.0, 400.0, 480.0, 560.0, 680.0, 800.0, 960.0, 1160.0), strict=True))
 
 # Speeds as (slowly, quickly): screens a second, seconds a period, turns a second, or a ratio over the clip.
 _TRANSLATION = (0.16, 0.34)

@@ -1,0 +1,263 @@
+"""Samples many clips of the bundled model at once, for evaluations over hundreds of prompts.
+
+The stock pipeline packs one request into one sequence and takes one prompt a call. Here clips of equal layout share a
+batch; the arithmetic is the stock scheduler's and the noise is the one that the stock pipeline draws for the same
+seed, so a clip equals the pipeline's own up to the rounding of batched kernels (tests/evals/test_sampling.py).
+"""
+
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from diffusers import MiniMaxH3Scheduler
+from diffusers.modular_pipelines.minimax_h3.before_denoise import patchify_video_latents
+from diffusers.modular_pipelines.minimax_h3.encoders import encode_vae_condition
+from diffusers.utils.torch_utils import randn_tensor
+
+from evals.world.render import build_scene, render
+from evals.world.spec import ClipSpec, reference_still
+from training.common import PIXEL_MEAN, PIXEL_STD, denormalise
+from training.forward import (
+    PATCH,
+    TEXT_TAG,
+    VIDEO_TAG,
+    Layout,
+    block_forward,
+    make_layout,
+    text_forward,
+    transformer_forward,
+)
+
+CONDITION_TIME = 0.999
+
+
+@dataclass(frozen=True)
+class Sampled:
+    """One finished clip. `latents` is `(C, T, h, w)`, `audio_latents` `(2, C, A)`, both float32 on the CPU."""
+
+    spec: ClipSpec
+    latents: torch.Tensor
+    audio_latents: torch.Tensor
+
+
+@dataclass
+class _Request:
+    spec: ClipSpec
+    seed: int
+    ids: list[int]
+    tags: list[int]
+    images: list[np.ndarray]  # the vision tower's pictures, (H, W, 3) uint8
+
+
+class Sampler:
+    """Batched sampling with one pipeline's networks.
+
+    Args:
+        pipe: a MiniMax-H3 pipeline whose text encoder reads `text_layer`.
+        device: where to run; the networks are moved there.
+        amp: bfloat16 autocast, for accelerators.
+    """
+
+    def __init__(self, pipe: Any, device: torch.device, *, amp: bool = False, compiled: bool = False) -> None:
+        self.pipe, self.device, self.amp = pipe, device, amp
+        transformer = getattr(pipe, "transformer", None)
+        self.transformer = transformer if transformer is not None else pipe.transformer_ref
+        for network in (self.transformer, pipe.text_encoder, pipe.vae, pipe.audio_vae):
+            network.to(device).eval()
+        self.block_fn: Callable[..., torch.Tensor] = block_forward
+        if compiled:
+            torch._dynamo.config.suppress_errors = True
+            self.block_fn = torch.compile(block_forward, dynamic=True)
+
+    def _prepare(self, spec: ClipSpec, seed: int, task: str, anchors: tuple[str, ...], size: int) -> _Request:
+        tokenizer = self.pipe.tokenizer
+        images: list[np.ndarray] = []
+        if task == "ref2va":
+            edge = self.pipe.config.reference_image_short_edge
+            images = [render(build_scene([reference_still(spec)], edge))[0, 0].numpy()]
+        elif task == "fl2va":
+            clip = render(build_scene([spec], size))[0]
+            images = [clip[0 if anchor == "first" else -1].numpy() for anchor in anchors]
+        ids: list[int] = []
+        tags: list[int] = []
+        for number, image in enumerate(images, 1):
+            label = tokenizer(f"<Picture {number}>: ", add_special_tokens=False)["input_ids"]
+            start, pad, end = (
+                tokenizer.convert_tokens_to_ids(f"<|{n}|>")
+                for n in ("vision_start", "image_pad", "vision_end")
+            )
+            block = [start] + [pad] * (image.shape[0] // 32 * (image.shape[1] // 32)) + [end]
+            ids += label + block
+            tags += [TEXT_TAG] * len(label) + [VIDEO_TAG] * len(block)
+        prompt = spec.reference_prompt() if task == "ref2va" else spec.caption()
+        words = tokenizer(prompt, add_special_tokens=False)["input_ids"]
+        return _Request(spec, seed, ids + words, tags + [TEXT_TAG] * len(words), images)
+
+    @torch.no_grad()
+    def sample(
+        self,
+        specs: Sequence[ClipSpec],
+        *,
+        forwards: int = 49,
+        task: str = "t2va",
+        anchors: tuple[str, ...] = (),
+        seeds: Sequence[int] | None = None,
+        batch: int = 64,
+        size: int = 128,
+    ) -> list[Sampled]:
+        """Dense Euler sampling along the pipeline's own schedules, in the order of `specs`.
+
+        Args:
+            specs: clips of one length; the captions are the prompts.
+            forwards: network evaluations; diffusers calls this `num_inference_steps - 1`.
+            task: `t2va`, `ref2va` (the first object's still is the reference) or `fl2va` (see `anchors`).
+            anchors: which keyframes of the true clip condition `fl2va`: "first", "last".
+            seeds: one a clip; the spec's own by default.
+        """
+        groups: dict[tuple[int, ...], list[tuple[int, _Request]]] = defaultdict(list)
+        for index, spec in enumerate(specs):
+            seed = seeds[index] if seeds is not None else spec.seed
+            request = self._prepare(spec, seed, task, anchors, size)
+            groups[tuple(request.tags)].append((index, request))
+        done: dict[int, Sampled] = {}
+        for tags, members in groups.items():
+            for start in range(0, len(members), batch):
+                part = members[start : start + batch]
+                results = self._run([request for _, request in part], tags, forwards, task, anchors, size)
+                done.update((index, result) for (index, _), result in zip(part, results, strict=True))
+        return [done[index] for index in range(len(specs))]
+
+    def _conditions(self, request: _Request) -> list[torch.Tensor]:
+        found = []
+        for image in request.images:
+            pixels = torch.from_numpy(image).to(self.device).permute(2, 0, 1)[None, :, None]
+            found.append(encode_vae_condition(self.pipe.vae, pixels, PIXEL_MEAN, PIXEL_STD))
+        return found
+
+    def _start(self, request: _Request, frames: int, edge: int, audio: int) -> tuple[torch.Tensor, ...]:
+        """Condition rows, video rows and audio rows of one request, drawn in the stock order on the CPU."""
+        generator = torch.Generator().manual_seed(request.seed)
+        channels = self.pipe.vae.config.latent_channels
+        kept = []
+        for condition in self._conditions(request):
+            noise = randn_tensor(condition.shape, generator=generator, dtype=torch.float32)
+            kept.append(
+                patchify_video_latents(CONDITION_TIME * condition + (1 - CONDITION_TIME) * noise, PATCH)
+            )
+        video = randn_tensor((1, channels, frames, edge, edge), generator=generator, dtype=torch.float32)
+        sound = randn_tensor((audio * 2, self.pipe.audio_vae.config.latent_channels), generator=generator)
+        rows = patchify_video_latents(video, PATCH)
+        return torch.cat(kept) if kept else rows[:0], rows, sound
+
+    def _run(
+        self,
+        requests: list[_Request],
+        tags: tuple[int, ...],
+        forwards: int,
+        task: str,
+        anchors: tuple[str, ...],
+        size: int,
+    ) -> list[Sampled]:
+        device = self.device
+        length = requests[0].spec.frames
+        frames, edge = (length - 5) // 17 * 5 + 2, size // self.pipe.vae.spatial_compression_ratio
+        audio = round(length / 24 * 40)
+        layout = make_layout(
+            torch.tensor(tags),
+            frames,
+            edge,
+            audio,
+            device,
+            anchors=anchors,
+            reference_edge=requests[0].images[0].shape[0] // 8 if task == "ref2va" else None,
+        )
+        kept, video, sound = (
+            torch.stack(rows).to(device)
+            for rows in zip(*(self._start(r, frames, edge, audio) for r in requests), strict=True)
+        )
+        ids = torch.tensor([request.ids for request in requests], device=device)
+        images = grid = None
+        if requests[0].images:
+            images = torch.from_numpy(np.stack([np.stack(r.images) for r in requests])).to(device)
+            grid = (images.shape[2] // 16, images.shape[3] // 16)
+        text = text_forward(self.pipe.text_encoder, ids, self.pipe.text_encoder_layer, images, grid)
+        video, sound = self._denoise(layout, kept, video, sound, text, forwards)
+        return [
+            Sampled(
+                spec=request.spec,
+                latents=_unpatchify(rows, frames, edge).cpu(),
+                audio_latents=waves.view(2, audio, -1).transpose(1, 2).contiguous().cpu(),
+            )
+            for request, rows, waves in zip(requests, video, sound, strict=True)
+        ]
+
+    def _denoise(
+        self,
+        layout: Layout,
+        kept: torch.Tensor,
+        video: torch.Tensor,
+        sound: torch.Tensor,
+        text: torch.Tensor,
+        forwards: int,
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        schedules = []
+        for scheduler in (self.pipe.scheduler, self.pipe.audio_scheduler):
+            own = MiniMaxH3Scheduler.from_config(scheduler.config)
+            own.set_timesteps(forwards + 1)
+            schedules.append((own.timesteps.tolist(), own.sigmas.tolist()))
+        (times, sigmas), (audio_times, audio_sigmas) = schedules
+        for i in range(len(times)):
+            now = torch.tensor(
+                [[times[i], audio_times[i], max(times[i], CONDITION_TIME)]], device=self.device
+            )
+            with torch.autocast(self.device.type, torch.bfloat16, enabled=self.amp):
+                velocity, audio_velocity = transformer_forward(
+                    self.transformer,
+                    layout,
+                    torch.cat([kept, video], dim=1),
+                    sound,
+                    text,
+                    now.expand(len(video), -1),
+                    self.block_fn,
+                )
+            video = _euler(video, velocity, times[i], sigmas[i], sigmas[i + 1])
+            sound = _euler(sound, audio_velocity, audio_times[i], audio_sigmas[i], audio_sigmas[i + 1])
+        if not (torch.isfinite(video).all() and torch.isfinite(sound).all()):
+            raise FloatingPointError("a latent is not finite")
+        return video, sound
+
+    @torch.no_grad()
+    def decode(self, clips: Sequence[Sampled], batch: int = 16) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+        """Frames `(T, H, W, 3)` uint8 and sound `(2, N)` float32 of each clip, as the pipeline decodes them."""
+        vae, audio_vae = self.pipe.vae, self.pipe.audio_vae
+        mean, std = (
+            torch.tensor(v, device=self.device) for v in (vae.config.latents_mean, vae.config.latents_std)
+        )
+        audio_mean, audio_std = (
+            torch.tensor(v, device=self.device)
+            for v in (audio_vae.config.latents_mean, audio_vae.config.latents_std)
+        )
+        for start in range(0, len(clips), batch):
+            part = clips[start : start + batch]
+            latents = torch.stack([clip.latents for clip in part]).to(self.device)
+            latents = latents * std.view(1, -1, 1, 1, 1) + mean.view(1, -1, 1, 1, 1)
+            frames = denormalise(vae.decode(latents, return_dict=False)[0]).cpu().numpy()
+            sound = torch.cat([clip.audio_latents for clip in part]).to(self.device)
+            sound = sound * audio_std.view(1, -1, 1) + audio_mean.view(1, -1, 1)
+            waves = audio_vae.decode(sound, return_dict=False)[0].float().view(len(part), 2, -1).cpu().numpy()
+            yield from zip(frames, waves, strict=True)
+
+
+def _euler(x: torch.Tensor, velocity: torch.Tensor, time: float, sigma: float, after: float) -> torch.Tensor:
+    """The stock scheduler's step, whose x0 takes sigma from the timestep."""
+    ratio = after / sigma
+    return ratio * x + (1.0 - ratio) * (x + (1 - time) * velocity)
+
+
+def _unpatchify(rows: torch.Tensor, frames: int, edge: int) -> torch.Tensor:
+    patch_t, patch_h, patch_w = PATCH
+    x = rows.view(frames // patch_t, edge // patch_h, edge // patch_w, -1, patch_t, patch_h, patch_w)
+    return x.permute(3, 0, 4, 1, 5, 2, 6).reshape(-1, frames, edge, edge)

@@ -1,0 +1,152 @@
+"""Turns cached latents into training batches of one task and one layout, and runs the conditioned model on them."""
+
+from dataclasses import dataclass
+
+import torch
+from transformers import Qwen2Tokenizer
+
+from training.forward import TEXT_TAG, VIDEO_TAG, Layout, make_layout, text_forward, transformer_forward
+from training.latents import Latents, Prompts, tokenise
+from training.skeleton import TEXT_LAYER
+
+TASKS = ("t2va", "ref2va", "fl2va")
+VIDEO_SHIFT, AUDIO_SHIFT = 12.0, 3.0
+CONDITION_TIME = 0.999
+EDGE = 16  # latent height and width of the 128 px canvas
+
+
+@dataclass
+class Batch:
+    """One batch, clean. `images` are the vision tower's `(B, k, H, W, 3)` uint8 pictures, if any."""
+
+    task: str
+    layout: Layout
+    token_ids: torch.Tensor  # (B, L)
+    prompt_start: int  # tokens before the prompt proper: labels and vision blocks
+    video: torch.Tensor  # (B, Nv', 64) generated rows, clean
+    audio: torch.Tensor  # (B, Na, 16)
+    conditions: torch.Tensor | None  # (B, c, 64)
+    images: torch.Tensor | None
+
+
+class Batcher:
+    """Draws batches from one `Latents`."""
+
+    def __init__(self, data: Latents, tokenizer: Qwen2Tokenizer) -> None:
+        self.data, self.device = data, data.video.device
+        self.captions = tokenise(tokenizer, [spec.caption() for spec in data.specs], self.device)
+        self.references = tokenise(tokenizer, [spec.reference_prompt() for spec in data.specs], self.device)
+        self.vision = [tokenizer.convert_tokens_to_ids(f"<|{name}|>") for name in ("vision_start", "image_pad", "vision_end")]
+        self.labels = [tokenizer(f"<Picture {n}>: ", add_special_tokens=False)["input_ids"] for n in (1, 2)]
+        self.blank = tokenizer.convert_tokens_to_ids("<|endoftext|>")
+        self.layouts: dict[tuple[str, int, tuple[str, ...]], tuple[Layout, list[int]]] = {}
+
+    def _presentation(self, pictures: int, tokens_each: int) -> tuple[list[int], list[int]]:
+        ids: list[int] = []
+        tags: list[int] = []
+        for n in range(pictures):
+            start, pad, end = self.vision
+            block = [start] + [pad] * tokens_each + [end]
+            ids += self.labels[n] + block
+            tags += [TEXT_TAG] * len(self.labels[n]) + [VIDEO_TAG] * len(block)
+        return ids, tags
+
+    def _layout(self, task: str, length: int, anchors: tuple[str, ...]) -> tuple[Layout, list[int]]:
+        key = (task, length, anchors)
+        if key not in self.layouts:
+            count, tokens = {"t2va": (0, 0), "ref2va": (1, 4), "fl2va": (len(anchors), 16)}[task]
+            ids, tags = self._presentation(count, tokens)
+            layout = make_layout(
+                torch.tensor(tags + [TEXT_TAG] * length),
+                self.data.latent_frames,
+                EDGE,
+                self.data.audio_latents,
+                self.device,
+                anchors=anchors,
+                reference_edge=8 if task == "ref2va" else None,
+            )
+            self.layouts[key] = (layout, ids)
+        return self.layouts[key]
+
+    def draw(self, task: str, size: int, anchors: tuple[str, ...] = ()) -> Batch:
+        """A random batch of a task; `anchors` names the keyframes of `fl2va`."""
+        prompts: Prompts = self.references if task == "ref2va" else self.captions
+        bucket = int(torch.multinomial(prompts.weights, 1))
+        picks = torch.randint(len(prompts.clips[bucket]), (size,), device=self.device)
+        return self.make(task, prompts.clips[bucket][picks], prompts.ids[bucket][picks], anchors)
+
+    def make(self, task: str, clips: torch.Tensor, ids: torch.Tensor, anchors: tuple[str, ...] = ()) -> Batch:
+        """The batch of given clips whose prompts `(B, L)` have one length."""
+        layout, prefix = self._layout(task, ids.shape[1], anchors)
+        head = torch.tensor(prefix, device=self.device, dtype=ids.dtype).expand(len(ids), -1)
+        conditions = images = None
+        if task == "ref2va":
+            conditions, images = self.data.reference[clips], self.data.stills[clips][:, None]
+        elif task == "fl2va":
+            which = torch.tensor([("first", "last").index(anchor) for anchor in anchors], device=self.device)
+            conditions = self.data.ends[clips][:, which].flatten(1, 2)
+            images = self.data.end_images[clips][:, which]
+        return Batch(
+            task=task,
+            layout=layout,
+            token_ids=torch.cat([head, ids], dim=1),
+            prompt_start=len(prefix),
+            video=self.data.video[clips].float(),
+            audio=self.data.audio[clips].float(),
+            conditions=None if conditions is None else conditions.float(),
+            images=images,
+        )
+
+
+def draw_sigmas(count: int, device: torch.device, generator: torch.Generator | None = None) -> tuple[torch.Tensor, torch.Tensor]:
+    """Noise levels of both streams, tied as the two schedulers tie them: half along the schedule, half even in sigma."""
+    u = torch.rand(count, device=device, generator=generator)
+    even = u / (VIDEO_SHIFT - (VIDEO_SHIFT - 1) * u)
+    base = torch.where(torch.arange(count, device=device) % 2 == 0, u, even).clamp(5e-4, 1.0)
+    return tuple(shift * base / (1 + (shift - 1) * base) for shift in (VIDEO_SHIFT, AUDIO_SHIFT))
+
+
+def blank_prompts(batch: Batch, rows: torch.Tensor, blank: int) -> torch.Tensor:
+    """Token ids with the prompt (not the pictures) of chosen rows replaced by blanks."""
+    ids = batch.token_ids.clone()
+    ids[:, batch.prompt_start :] = torch.where(rows[:, None], blank, ids[:, batch.prompt_start :])
+    return ids
+
+
+@dataclass
+class Noisy:
+    """A batch at its noise levels, and the data-ward velocities that lead back."""
+
+    video: torch.Tensor
+    audio: torch.Tensor
+    times: torch.Tensor
+    video_target: torch.Tensor
+    audio_target: torch.Tensor
+
+
+def add_noise(batch: Batch, sigmas: tuple[torch.Tensor, torch.Tensor]) -> Noisy:
+    """`x = (1 - sigma) data + sigma noise`; conditions are held at t = 0.999."""
+    video_sigma, audio_sigma = sigmas
+    v, a = video_sigma[:, None, None], audio_sigma[:, None, None]
+    video_noise, audio_noise = torch.randn_like(batch.video), torch.randn_like(batch.audio)
+    video = (1 - v) * batch.video + v * video_noise
+    if batch.conditions is not None:
+        kept = CONDITION_TIME * batch.conditions + (1 - CONDITION_TIME) * torch.randn_like(batch.conditions)
+        video = torch.cat([kept, video], dim=1)
+    condition_time = torch.maximum(1 - video_sigma, torch.full_like(video_sigma, CONDITION_TIME))
+    return Noisy(
+        video=video,
+        audio=(1 - a) * batch.audio + a * audio_noise,
+        times=torch.stack([1 - video_sigma, 1 - audio_sigma, condition_time], dim=1),
+        video_target=batch.video - video_noise,
+        audio_target=batch.audio - audio_noise,
+    )
+
+
+def predict(models, batch: Batch, token_ids: torch.Tensor, noisy: Noisy, block_fn) -> tuple[torch.Tensor, torch.Tensor]:
+    """Both velocities, through the text encoder and the transformer of `models`."""
+    grid = None if batch.images is None else (batch.images.shape[2] // 16, batch.images.shape[3] // 16)
+    text = text_forward(models["text_encoder"], token_ids, TEXT_LAYER, batch.images, grid)
+    return transformer_forward(
+        models["transformer"], batch.layout, noisy.video, noisy.audio, text, noisy.times, block_fn
+    )

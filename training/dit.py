@@ -1,0 +1,240 @@
+"""Trains tiny-h3's transformer with its text encoder, on all three workflows at once, then distils guidance in.
+
+    python -m training.dit train   --seconds 480 --codec DIR --out DIR [--resume DIR] [--optimizers adamw,muon]
+    python -m training.dit distill --seconds 240 --codec DIR --resume DIR --out DIR --guidance 4
+
+Both write `transformer.safetensors` and `text_encoder.safetensors` (the averaged weights) and a log.
+"""
+
+import argparse
+import copy
+import json
+import math
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+from diffusers import AutoencoderKLMiniMaxH3, AutoencoderKLMiniMaxH3Audio
+from safetensors.torch import load_file
+
+from training.batches import TASKS, Batch, Batcher, add_noise, blank_prompts, draw_sigmas, predict
+from training.common import Budget, Log, descend, mixed_optimizers, save_half
+from training.forward import block_forward
+from training.latents import Codec, build_latents
+from training.skeleton import AUDIO_VAE, VIDEO_VAE, build_models, build_tokenizer
+
+TASK_SHARES = (0.62, 0.2, 0.18)
+ANCHORS = (("first",), ("last",), ("first", "last"))
+AUDIO_WEIGHT = 0.25
+LONG_SHARE = 0.12
+DROP_SHARE = 0.12
+
+
+def load_codec(folder: Path, device: torch.device) -> Codec:
+    """The trained VAEs of a folder that video_vae.py and audio_vae.py wrote."""
+    statistics = [json.loads((folder / name).read_text()) for name in ("vae.json", "audio_vae.json")]
+    keys = ("latents_mean", "latents_std")
+    vae = AutoencoderKLMiniMaxH3(**{**VIDEO_VAE, **{key: tuple(statistics[0][key]) for key in keys}})
+    audio = AutoencoderKLMiniMaxH3Audio(**{**AUDIO_VAE, **{key: list(statistics[1][key]) for key in keys}})
+    for model, name in ((vae, "vae"), (audio, "audio_vae")):
+        model.load_state_dict({k: v.float() for k, v in load_file(folder / f"{name}.safetensors").items()})
+        model.to(device).eval().requires_grad_(False)
+    vae.use_tiling = False
+    return Codec(vae, audio)
+
+
+def load_networks(folder: Path | None, device: torch.device) -> torch.nn.ModuleDict:
+    """Transformer and text encoder, fresh or from a folder."""
+    built = build_models(1)
+    networks = torch.nn.ModuleDict({name: built[name] for name in ("transformer", "text_encoder")})
+    if folder is None:
+        # A calm start: no block, and no head, changes anything yet.
+        for block in networks["transformer"].transformer_blocks:
+            torch.nn.init.zeros_(block.adaln_proj.linear.weight)
+            torch.nn.init.zeros_(block.adaln_proj.linear.bias)
+        for head in (networks["transformer"].proj_out, networks["transformer"].audio_proj_out):
+            torch.nn.init.zeros_(head.weight)
+            torch.nn.init.zeros_(head.bias)
+    else:
+        for name, network in networks.items():
+            state = {k: v.float() for k, v in load_file(folder / f"{name}.safetensors").items()}
+            network.load_state_dict(state)
+    return networks.to(device)
+
+
+def optimizers_of(networks: torch.nn.ModuleDict, kind: str, lr: float) -> list[torch.optim.Optimizer]:
+    """`adamw` for everything, or `muon` for the matrices of the transformer's blocks."""
+    transformer = networks["transformer"]
+    stacks = [*transformer.transformer_blocks, *transformer.token_refiner.refiner_blocks]
+    matrices = [p for stack in stacks for name, p in stack.named_parameters() if p.ndim == 2 and "adaln" not in name]
+    return mixed_optimizers(networks, matrices if kind == "muon" else [], lr)
+
+
+class Average:
+    """Exponential moving average of weights, with a short memory at first."""
+
+    def __init__(self, networks: torch.nn.ModuleDict, decay: float = 0.998) -> None:
+        self.shadow = copy.deepcopy(networks).requires_grad_(False)
+        self.decay, self.count = decay, 0
+
+    @torch.no_grad()
+    def update(self, networks: torch.nn.ModuleDict) -> None:
+        self.count += 1
+        decay = min(self.decay, self.count / (10 + self.count))
+        torch._foreach_lerp_(list(self.shadow.parameters()), list(networks.parameters()), 1 - decay)
+
+
+def draw_batch(batchers: dict[int, Batcher], size: int, chooser: torch.Generator) -> Batch:
+    """A random task, and now and then the long clips, at about the same number of rows."""
+    lengths = sorted(batchers)
+    long = len(lengths) > 1 and float(torch.rand((), generator=chooser)) < LONG_SHARE
+    task = TASKS[int(torch.multinomial(torch.tensor(TASK_SHARES), 1, generator=chooser))]
+    anchors = ANCHORS[int(torch.randint(len(ANCHORS), (), generator=chooser))] if task == "fl2va" else ()
+    return batchers[lengths[-1] if long else lengths[0]].draw(task, size // 3 if long else size, anchors)
+
+
+def flow_loss(networks, batch: Batch, blank: int, block_fn: Callable) -> dict[str, torch.Tensor]:
+    """Mean squared velocity error per stream, with prompts dropped at random."""
+    sigmas = draw_sigmas(len(batch.video), batch.video.device)
+    noisy = add_noise(batch, sigmas)
+    dropped = torch.rand(len(batch.video), device=batch.video.device) < DROP_SHARE
+    video, audio = predict(networks, batch, blank_prompts(batch, dropped, blank), noisy, block_fn)
+    return {
+        "video": (video - noisy.video_target).pow(2).mean(),
+        "audio": (audio - noisy.audio_target).pow(2).mean(),
+    }
+
+
+def guided_loss(
+    networks, teacher, batch: Batch, blank: int, block_fn: Callable, guidance: float, audio_guidance: float
+) -> dict[str, torch.Tensor]:
+    """Distance to the teacher's guided velocity: the real pipeline has no guidance, so it goes into the weights."""
+    noisy = add_noise(batch, draw_sigmas(len(batch.video), batch.video.device))
+    with torch.no_grad():
+        everyone = torch.ones(len(batch.video), dtype=torch.bool, device=batch.video.device)
+        with_text = predict(teacher, batch, batch.token_ids, noisy, block_fn)
+        without = predict(teacher, batch, blank_prompts(batch, everyone, blank), noisy, block_fn)
+        targets = [b + g * (a - b) for a, b, g in zip(with_text, without, (guidance, audio_guidance), strict=True)]
+    video, audio = predict(networks, batch, batch.token_ids, noisy, block_fn)
+    return {"video": (video - targets[0]).pow(2).mean(), "audio": (audio - targets[1]).pow(2).mean()}
+
+
+@torch.no_grad()
+def validate(networks, batcher: Batcher, blank: int, block_fn: Callable, amp: bool) -> dict[str, float]:
+    """Loss on fixed unseen clips, noise and levels."""
+    device = batcher.device
+    state = torch.get_rng_state(), (torch.cuda.get_rng_state() if device.type == "cuda" else None)
+    torch.manual_seed(1234)
+    rows: dict[str, list[float]] = {"video": [], "audio": []}
+    for _ in range(4):
+        batch = batcher.draw("t2va", 64)
+        noisy = add_noise(batch, draw_sigmas(64, device))
+        with torch.autocast(device.type, torch.bfloat16, enabled=amp):
+            video, audio = predict(networks, batch, batch.token_ids, noisy, block_fn)
+        rows["video"].append(float((video - noisy.video_target).pow(2).mean()))
+        rows["audio"].append(float((audio - noisy.audio_target).pow(2).mean()))
+    torch.set_rng_state(state[0])
+    if state[1] is not None:
+        torch.cuda.set_rng_state(state[1])
+    return {f"val_{name}": sum(values) / len(values) for name, values in rows.items()}
+
+
+def parse() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("mode", choices=("train", "distill"))
+    parser.add_argument("--seconds", type=float, required=True)
+    parser.add_argument("--codec", type=Path, required=True)
+    parser.add_argument("--resume", type=Path)
+    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--clips", type=int, default=32000)
+    parser.add_argument("--long-clips", type=int, default=3000)
+    parser.add_argument("--batch", type=int, default=256)
+    parser.add_argument("--lr", type=float, default=1e-3)
+    parser.add_argument("--decay-share", type=float, default=0.25, help="last share of the run in which lr falls to 0")
+    parser.add_argument("--optimizers", default="muon", help="several: a short trial picks one")
+    parser.add_argument("--trial-seconds", type=float, default=45)
+    parser.add_argument("--guidance", type=float, default=4.0)
+    parser.add_argument("--audio-guidance", type=float, default=2.0)
+    parser.add_argument("--seed", type=int, default=30_000_000)
+    parser.add_argument("--no-compile", action="store_true")
+    return parser.parse_args()
+
+
+def main() -> None:
+    arguments = parse()
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    amp = device.type == "cuda"
+    torch.manual_seed(arguments.seed)
+    torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = True
+    log, budget = Log(arguments.out / f"{arguments.mode}.jsonl"), Budget(arguments.seconds)
+    codec = load_codec(arguments.codec, device)
+    tokenizer = build_tokenizer()
+    batchers = {39: Batcher(build_latents(codec, arguments.seed, arguments.clips, 39, device), tokenizer)}
+    log(event="latents", clips=arguments.clips)
+    if arguments.long_clips:
+        long = build_latents(codec, arguments.seed + 5_000_000, arguments.long_clips, 124, device, batch=24)
+        batchers[124] = Batcher(long, tokenizer)
+        log(event="long latents", clips=arguments.long_clips)
+    held_back = Batcher(build_latents(codec, arguments.seed - 100_000, min(256, arguments.clips), 39, device), tokenizer)
+    blank = held_back.blank
+    block_fn: Callable = block_forward
+    if amp and not arguments.no_compile:
+        torch._dynamo.config.suppress_errors = True
+        torch._dynamo.config.cache_size_limit = 64
+        block_fn = torch.compile(block_forward, dynamic=True)
+    teacher = load_networks(arguments.resume, device).requires_grad_(False).eval() if arguments.mode == "distill" else None
+
+    def losses(networks: torch.nn.ModuleDict, batch: Batch) -> dict[str, torch.Tensor]:
+        if teacher is None:
+            return flow_loss(networks, batch, blank, block_fn)
+        return guided_loss(networks, teacher, batch, blank, block_fn, arguments.guidance, arguments.audio_guidance)
+
+    def run(kind: str, limit: Budget, networks, average: Average, optimizers, decay: bool, warm: int) -> int:
+        parameters = list(networks.parameters())
+        chooser = torch.Generator().manual_seed(arguments.seed)
+        begin = limit.share
+        step = 0
+        for step in limit.steps():
+            share = (limit.share - begin) / max(1e-6, 1 - begin)
+            factor = min(1.0, (step + 1) / warm)
+            if decay and share > 1 - arguments.decay_share:
+                factor *= max(0.01, (1 - share) / arguments.decay_share)
+            batch = draw_batch(batchers, arguments.batch, chooser)
+            with torch.autocast(device.type, torch.bfloat16, enabled=amp):
+                parts = losses(networks, batch)
+            for group in (group for optimizer in optimizers for group in optimizer.param_groups):
+                group["lr"] = arguments.lr * factor
+            norm = descend(parts["video"] + AUDIO_WEIGHT * parts["audio"], parameters, optimizers)
+            average.update(networks)
+            if step % 100 == 0:
+                numbers = {name: float(value.detach()) for name, value in parts.items()}
+                log(run=kind, step=step, share=round(share, 3), factor=factor, grad=float(norm), **numbers)
+            if step % 500 == 499:
+                log(run=kind, step=step, **validate(average.shadow, held_back, blank, block_fn, amp))
+        return step
+
+    def fresh(kind: str):
+        networks = load_networks(arguments.resume, device)
+        return networks, Average(networks), optimizers_of(networks, kind, arguments.lr)
+
+    kinds = arguments.optimizers.split(",")
+    chosen, best = kinds[0], math.inf
+    if len(kinds) > 1:
+        # Compile first, so that the first trial does not pay for it.
+        run("warm", Budget(0.55 * arguments.trial_seconds), *fresh(kinds[0]), decay=False, warm=50)
+        for kind in kinds:
+            networks, average, optimizers = fresh(kind)
+            steps = run(kind, Budget(arguments.trial_seconds), networks, average, optimizers, decay=False, warm=150)
+            result = validate(average.shadow, held_back, blank, block_fn, amp)
+            log(event="trial", kind=kind, steps=steps, **result)
+            if result["val_video"] < best:
+                chosen, best = kind, result["val_video"]
+    networks, average, optimizers = fresh(chosen)
+    steps = run(chosen, budget, networks, average, optimizers, decay=True, warm=200 if arguments.resume is None else 50)
+    log(event="done", steps=steps, **validate(average.shadow, held_back, blank, block_fn, amp))
+    for name, network in average.shadow.items():
+        save_half(network, arguments.out / f"{name}.safetensors")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,130 @@
+"""Latents of rendered clips, kept on the accelerator: what the transformer is trained on."""
+
+from collections import defaultdict
+from dataclasses import dataclass
+
+import torch
+from diffusers import AutoencoderKLMiniMaxH3, AutoencoderKLMiniMaxH3Audio
+from diffusers.modular_pipelines.minimax_h3.before_denoise import patchify_video_latents
+from transformers import Qwen2Tokenizer
+
+from evals.world.render import SAMPLE_RATE
+from evals.world.spec import FPS, ClipSpec, reference_still
+from training.common import draw, draw_specs, normalise, scenes, sounds
+from training.forward import PATCH
+from training.skeleton import REFERENCE_EDGE
+from training.video_vae import encode_moments
+
+
+@dataclass
+class Latents:
+    """N clips of one length. Rows are normalised, float16."""
+
+    specs: list[ClipSpec]
+    video: torch.Tensor  # (N, T * 64, 64)
+    audio: torch.Tensor  # (N, 2 * A, 16)
+    reference: torch.Tensor  # (N, 16, 64): the still of the first object
+    stills: torch.Tensor  # (N, 64, 64, 3) uint8
+    ends: torch.Tensor  # (N, 2, 64, 64): first and last frame, each encoded alone
+    end_images: torch.Tensor  # (N, 2, 128, 128, 3) uint8
+    frames: int
+    latent_frames: int
+    audio_latents: int
+
+    def __len__(self) -> int:
+        return len(self.specs)
+
+
+@dataclass
+class Codec:
+    """The two VAEs with their latent statistics; all on one device."""
+
+    vae: AutoencoderKLMiniMaxH3
+    audio_vae: AutoencoderKLMiniMaxH3Audio
+
+    def _scale(self, vae: torch.nn.Module, device: torch.device, dims: int) -> tuple[torch.Tensor, torch.Tensor]:
+        shape = (1, -1) + (1,) * dims
+        mean = torch.tensor(vae.config.latents_mean, device=device).view(shape)
+        return mean, torch.tensor(vae.config.latents_std, device=device).view(shape)
+
+    @torch.no_grad()
+    def encode_video(self, frames: torch.Tensor) -> torch.Tensor:
+        """uint8 `(B, T, H, W, 3)` to normalised rows `(B, T' * h * w, 64)`."""
+        pixels = normalise(frames)
+        with torch.autocast(frames.device.type, torch.bfloat16, enabled=frames.is_cuda):
+            moments = encode_moments(self.vae, pixels).float()
+        mean, logvar = moments.chunk(2, dim=1)
+        latents = mean + torch.exp(0.5 * logvar.clamp(-30, 20)) * torch.randn_like(mean)
+        offset, scale = self._scale(self.vae, frames.device, 3)
+        rows = patchify_video_latents((latents - offset) / scale, PATCH)
+        return rows.view(len(frames), -1, rows.shape[-1]).half()
+
+    @torch.no_grad()
+    def encode_audio(self, waves: torch.Tensor) -> torch.Tensor:
+        """`(B, 2, N)` to normalised channel-major rows `(B, 2 * A, 16)`."""
+        latents = self.audio_vae.encode(waves.flatten(0, 1)[:, None]).latent_dist.mode()
+        offset, scale = self._scale(self.audio_vae, waves.device, 1)
+        rows = ((latents - offset) / scale).transpose(1, 2)
+        return rows.reshape(len(waves), -1, rows.shape[-1]).half()
+
+
+def audio_count(frames: int) -> int:
+    """Audio latents per channel of a clip."""
+    return round(frames / FPS * 40)
+
+
+def build_latents(codec: Codec, start: int, count: int, frames: int, device: torch.device, batch: int = 192) -> Latents:
+    """Draw, render and encode training clips from consecutive seeds."""
+    specs = draw_specs(start, count, frames)
+    samples = audio_count(frames) * 800
+    video, audio, ends, images, stills, references = [], [], [], [], [], []
+    clips, poses = scenes(specs, batch), scenes([reference_still(spec) for spec in specs], batch)
+    for i, scene, pose in zip(range(0, count, batch), clips, poses, strict=True):
+        part = specs[i : i + batch]
+        clip = draw(scene, device)
+        video.append(codec.encode_video(clip))
+        pair = clip[:, [0, -1]]
+        images.append(pair)
+        ends.append(codec.encode_video(pair.flatten(0, 1)[:, None]).unflatten(0, (len(part), 2)))
+        still = draw(pose, device, REFERENCE_EDGE)
+        stills.append(still[:, 0])
+        references.append(codec.encode_video(still))
+        audio.append(codec.encode_audio(sounds(part, device, samples)))
+    return Latents(
+        specs=specs,
+        video=torch.cat(video),
+        audio=torch.cat(audio),
+        reference=torch.cat(references),
+        stills=torch.cat(stills),
+        ends=torch.cat(ends),
+        end_images=torch.cat(images),
+        frames=frames,
+        latent_frames=(frames - 5) // 17 * 5 + 2,
+        audio_latents=audio_count(frames),
+    )
+
+
+@dataclass
+class Prompts:
+    """Token ids of every clip, bucketed by length so that a batch needs no padding."""
+
+    ids: list[torch.Tensor]  # per bucket (n, L)
+    clips: list[torch.Tensor]  # per bucket (n,) clip index
+    weights: torch.Tensor
+
+
+def tokenise(tokenizer: Qwen2Tokenizer, texts: list[str], device: torch.device) -> Prompts:
+    """Bucket prompts by token count."""
+    buckets: dict[int, list[tuple[int, list[int]]]] = defaultdict(list)
+    for index, text in enumerate(texts):
+        ids = tokenizer(text, add_special_tokens=False)["input_ids"]
+        buckets[len(ids)].append((index, ids))
+    ordered = [buckets[length] for length in sorted(buckets)]
+    return Prompts(
+        ids=[torch.tensor([ids for _, ids in bucket], device=device) for bucket in ordered],
+        clips=[torch.tensor([index for index, _ in bucket], device=device) for bucket in ordered],
+        weights=torch.tensor([float(len(bucket)) for bucket in ordered]),
+    )
+
+
+__all__ = ["SAMPLE_RATE", "Codec", "Latents", "Prompts", "audio_count", "build_latents", "tokenise"]
