@@ -7,6 +7,7 @@ Reported before any score of a model: no model can be measured to better than th
 """
 
 import argparse
+import itertools
 import math
 import multiprocessing
 import tempfile
@@ -62,8 +63,10 @@ def read_back(seeds: Sequence[int], frames: int, damage: Damage) -> list[dict[st
     """Render, mux, read and judge the clips of some seeds: one row of flags each."""
     torch.set_num_threads(1)
     specs = [draw_clip(seed, frames=frames, held_out=None) for seed in seeds]
-    pictures = render(build_scene(specs)).numpy()
-    rows = []
+    rows: list[dict[str, Any]] = []
+    # A few at a time: the renderer's float pictures would crowd out the cache, or the memory.
+    groups = [specs[start : start + 4] for start in range(0, len(specs), 4)]
+    pictures = itertools.chain.from_iterable(render(build_scene(group)).numpy() for group in groups)
     with tempfile.TemporaryDirectory() as folder:
         for spec, picture in zip(specs, pictures, strict=True):
             path = Path(folder) / f"{spec.seed}.mp4"
