@@ -167,12 +167,15 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--long-clips", type=int, default=200, help="clips of 124 frames")
     parser.add_argument("--batch", type=int, default=64)
     parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--guidance", type=float, nargs=2, help="video and audio, for a model without it in its weights")
+    parser.add_argument("--amp", action="store_true", help="bfloat16 autocast: faster, for looks during training")
     parser.add_argument("--quick", action="store_true", help="dense, 12 and 25 plain steps, and references only")
     parser.add_argument("--generate-seconds", type=float, help="measured wall time of a default generate on 2 cores")
     arguments = parser.parse_args(argv)
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     pipe = load(arguments.model, device="cpu", dtype=torch.float32)
-    sampler = Sampler(pipe, device)
+    guidance = tuple(arguments.guidance) if arguments.guidance else None
+    sampler = Sampler(pipe, device, amp=arguments.amp, guidance=guidance)
     evaluation = Evaluation(sampler, arguments.clips)
     evaluation.dense_clips(39, arguments.batch)
     evaluation.references(arguments.batch)
@@ -188,7 +191,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     write_result(
         arguments.out.stem,
         device=device_name(device),
-        config={"model": arguments.model, "clips": arguments.clips, "long_clips": arguments.long_clips, "forwards": 49},
+        config={"model": arguments.model, "clips": arguments.clips, "long_clips": arguments.long_clips, "forwards": 49, "guidance": guidance},
         metrics=evaluation.metrics,
         rows=evaluation.rows,
         path=arguments.out,

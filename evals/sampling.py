@@ -59,10 +59,21 @@ class Sampler:
         pipe: a MiniMax-H3 pipeline whose text encoder reads `text_layer`.
         device: where to run; the networks are moved there.
         amp: bfloat16 autocast, for accelerators.
+        compiled: compile the blocks (worth its minute for hundreds of clips).
+        guidance: video and audio weights of classifier-free guidance against blank prompts; for a model into
+            which no guidance has been distilled yet.
     """
 
-    def __init__(self, pipe: Any, device: torch.device, *, amp: bool = False, compiled: bool = False) -> None:
-        self.pipe, self.device, self.amp = pipe, device, amp
+    def __init__(
+        self,
+        pipe: Any,
+        device: torch.device,
+        *,
+        amp: bool = False,
+        compiled: bool = False,
+        guidance: tuple[float, float] | None = None,
+    ) -> None:
+        self.pipe, self.device, self.amp, self.guidance = pipe, device, amp, guidance
         transformer = getattr(pipe, "transformer", None)
         self.transformer = transformer if transformer is not None else pipe.transformer_ref
         for network in (self.transformer, pipe.text_encoder, pipe.vae, pipe.audio_vae):
@@ -184,7 +195,14 @@ class Sampler:
             images = torch.from_numpy(np.stack([np.stack(r.images) for r in requests])).to(device)
             grid = (images.shape[2] // 16, images.shape[3] // 16)
         text = text_forward(self.pipe.text_encoder, ids, self.pipe.text_encoder_layer, images, grid)
-        video, sound = self._denoise(layout, kept, video, sound, text, forwards)
+        texts = [text]
+        if self.guidance is not None:
+            blank = self.pipe.tokenizer.convert_tokens_to_ids("<|endoftext|>")
+            prompt_start = max((i + 1 for i, tag in enumerate(tags) if tag == VIDEO_TAG), default=0)
+            ids = ids.clone()
+            ids[:, prompt_start:] = blank
+            texts.append(text_forward(self.pipe.text_encoder, ids, self.pipe.text_encoder_layer, images, grid))
+        video, sound = self._denoise(layout, kept, video, sound, texts, forwards)
         return [
             Sampled(
                 spec=request.spec,
@@ -214,14 +232,16 @@ class Sampler:
                 [[times[i], audio_times[i], max(times[i], CONDITION_TIME)]], device=self.device
             )
             with torch.autocast(self.device.type, torch.bfloat16, enabled=self.amp):
-                velocity, audio_velocity = transformer_forward(
-                    self.transformer,
-                    layout,
-                    torch.cat([kept, video], dim=1),
-                    sound,
-                    text,
-                    now.expand(len(video), -1),
-                    self.block_fn,
+                rows, levels = torch.cat([kept, video], dim=1), now.expand(len(video), -1)
+                answers = [
+                    transformer_forward(self.transformer, layout, rows, sound, text, levels, self.block_fn)
+                    for text in texts
+                ]
+            velocity, audio_velocity = answers[0]
+            if self.guidance is not None:
+                velocity, audio_velocity = (
+                    blank + weight * (told - blank)
+                    for told, blank, weight in zip(answers[0], answers[1], self.guidance, strict=True)
                 )
             video = _euler(video, velocity, times[i], sigmas[i], sigmas[i + 1])
             sound = _euler(sound, audio_velocity, audio_times[i], audio_sigmas[i], audio_sigmas[i + 1])

@@ -120,8 +120,8 @@ def guided_loss(
 
 
 @torch.no_grad()
-def validate(networks, batcher: Batcher, blank: int, block_fn: Callable, amp: bool) -> dict[str, float]:
-    """Loss on fixed unseen clips, noise and levels."""
+def validate(networks, batcher: Batcher, blank: int, amp: bool) -> dict[str, float]:
+    """Loss on fixed unseen clips, noise and levels; not compiled, which would take longer than it saves."""
     device = batcher.device
     state = torch.get_rng_state(), (torch.cuda.get_rng_state() if device.type == "cuda" else None)
     torch.manual_seed(1234)
@@ -130,7 +130,7 @@ def validate(networks, batcher: Batcher, blank: int, block_fn: Callable, amp: bo
         batch = batcher.draw("t2va", 64)
         noisy = add_noise(batch, draw_sigmas(64, device))
         with torch.autocast(device.type, torch.bfloat16, enabled=amp):
-            video, audio = predict(networks, batch, batch.token_ids, noisy, block_fn)
+            video, audio = predict(networks, batch, batch.token_ids, noisy, block_forward)
         rows["video"].append(float((video - noisy.video_target).pow(2).mean()))
         rows["audio"].append(float((audio - noisy.audio_target).pow(2).mean()))
     torch.set_rng_state(state[0])
@@ -210,7 +210,7 @@ def main() -> None:
                 numbers = {name: float(value.detach()) for name, value in parts.items()}
                 log(run=kind, step=step, share=round(share, 3), factor=factor, grad=float(norm), **numbers)
             if step % 500 == 499:
-                log(run=kind, step=step, **validate(average.shadow, held_back, blank, block_fn, amp))
+                log(run=kind, step=step, **validate(average.shadow, held_back, blank, amp))
         return step
 
     def fresh(kind: str):
@@ -225,13 +225,13 @@ def main() -> None:
         for kind in kinds:
             networks, average, optimizers = fresh(kind)
             steps = run(kind, Budget(arguments.trial_seconds), networks, average, optimizers, decay=False, warm=150)
-            result = validate(average.shadow, held_back, blank, block_fn, amp)
+            result = validate(average.shadow, held_back, blank, amp)
             log(event="trial", kind=kind, steps=steps, **result)
             if result["val_video"] < best:
                 chosen, best = kind, result["val_video"]
     networks, average, optimizers = fresh(chosen)
     steps = run(chosen, budget, networks, average, optimizers, decay=True, warm=200 if arguments.resume is None else 50)
-    log(event="done", steps=steps, **validate(average.shadow, held_back, blank, block_fn, amp))
+    log(event="done", steps=steps, **validate(average.shadow, held_back, blank, amp))
     for name, network in average.shadow.items():
         save_half(network, arguments.out / f"{name}.safetensors")
 
