@@ -2,9 +2,9 @@
 
     python -m evals.adherence --model tiny-h3 --clips 500 --out evals/results/tiny_h3_adherence.json
 
-Samples held-out captions (every colour-shape-motion combination in them was kept out of training) densely, in the
-three workflows, with fewer plain steps, and at 124 frames; writes each clip as an mp4; and lets the verifier of
-evals/world, which has no learned weights and no view of the caption, read it.
+Samples held-out captions (every colour-shape-motion combination in them was kept out of training) densely, in
+the three workflows, with fewer plain steps, and at 124 frames; writes each clip as an mp4; and lets the
+verifier of evals/world, which has no learned weights and no view of the caption, read it.
 """
 
 import argparse
@@ -40,9 +40,18 @@ def _judge_file(job: tuple[str, ClipSpec], reference: bool) -> dict[str, Any]:
     path, spec = job
     reading = read_mp4(path)
     verdict = (judge_reference if reference else judge)(reading, spec)
-    row = {name: getattr(verdict, name) for name in ("color", "shape", "motion", "all", "speed", "pan", "sound", "silence")}
+    row = {
+        name: getattr(verdict, name)
+        for name in ("color", "shape", "motion", "all", "speed", "pan", "sound", "silence")
+    }
     seen = [f"{item.color} {item.shape} {item.motion} {item.speed}" for item in reading.objects]
-    return {**row, "objects": len(spec.objects), "caption": spec.caption(), "seen": "; ".join(seen), "sharpness": reading.sharpness}
+    return {
+        **row,
+        "objects": len(spec.objects),
+        "caption": spec.caption(),
+        "seen": "; ".join(seen),
+        "sharpness": reading.sharpness,
+    }
 
 
 def judge_clips(
@@ -64,7 +73,7 @@ def judge_clips(
 
 
 def shares(rows: Sequence[dict[str, Any]], names: Sequence[str]) -> dict[str, float]:
-    """Share of clips, in per cent, in which each flag holds; clips in which it does not apply are left out."""
+    """Share of clips, in per cent, in which each flag holds, of those to which it applies."""
     found = {}
     for name in names:
         values = [bool(row[name]) for row in rows if row[name] is not None]
@@ -84,7 +93,9 @@ def truth(spec: ClipSpec) -> tuple[np.ndarray, np.ndarray]:
     return render(build_scene([spec]))[0].numpy(), soundtrack(spec)
 
 
-def truths(specs: Sequence[ClipSpec], device: torch.device, batch: int = 64) -> list[tuple[np.ndarray, np.ndarray]]:
+def truths(
+    specs: Sequence[ClipSpec], device: torch.device, batch: int = 64
+) -> list[tuple[np.ndarray, np.ndarray]]:
     """`truth` of many clips, rendered on the device."""
     frames = []
     for start in range(0, len(specs), batch):
@@ -137,20 +148,28 @@ class Evaluation:
             self.metrics[f"all_{forwards}_plain_steps"] = shares(rows, ["all"])["all"]
 
     def references(self, batch: int, frames: int = 39, suffix: str = "") -> None:
-        specs = [draw_clip(FIRST_SEED + i, frames=frames, held_out=True, objects=1) for i in range(self.count)]
+        specs = [
+            draw_clip(FIRST_SEED + i, frames=frames, held_out=True, objects=1) for i in range(self.count)
+        ]
         clips = self._decoded(self.sampler.sample(specs, task="ref2va", batch=batch))
         rows = self._keep(f"ref2va{suffix}", judge_clips(clips, specs, reference=True))
-        self.metrics.update({f"ref_{key}{suffix}": value for key, value in shares(rows, ["color", "shape", "motion"]).items()})
+        self.metrics.update(
+            {f"ref_{key}{suffix}": value for key, value in shares(rows, ["color", "shape", "motion"]).items()}
+        )
 
     def keyframes(self, batch: int, count: int = 100) -> None:
-        """How near the first and last frame of an `fl2va` clip come to the keyframes, and whether it still obeys."""
+        """How near the ends of an `fl2va` clip come to its keyframes, and whether it still obeys."""
         specs = held_out_clips(min(count, self.count), 39)
-        clips = self._decoded(self.sampler.sample(specs, task="fl2va", anchors=("first", "last"), batch=batch))
+        clips = self._decoded(
+            self.sampler.sample(specs, task="fl2va", anchors=("first", "last"), batch=batch)
+        )
         rows = self._keep("fl2va", judge_clips(clips, specs))
         self.metrics["fl_all"] = shares(rows, ["all"])["all"]
         true = truths(specs, self.sampler.device)
         for name, index in (("first", 0), ("last", -1)):
-            psnr = [clip_psnr(c[index][None], t[index][None]) for (c, _), (t, _) in zip(clips, true, strict=True)]
+            psnr = [
+                clip_psnr(c[index][None], t[index][None]) for (c, _), (t, _) in zip(clips, true, strict=True)
+            ]
             self.metrics[f"fl_{name}_psnr_db"] = float(np.median(psnr))
 
 
@@ -161,16 +180,26 @@ def main(argv: Sequence[str] | None = None) -> None:
     from videoaccel.cli.environment import device_name
     from videoaccel.pipelines.loading import load
 
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--model", default="tiny-h3")
     parser.add_argument("--clips", type=int, default=500)
     parser.add_argument("--long-clips", type=int, default=200, help="clips of 124 frames")
     parser.add_argument("--batch", type=int, default=64)
     parser.add_argument("--out", type=Path, required=True)
-    parser.add_argument("--guidance", type=float, nargs=2, help="video and audio, for a model without it in its weights")
-    parser.add_argument("--amp", action="store_true", help="bfloat16 autocast: faster, for looks during training")
-    parser.add_argument("--quick", action="store_true", help="dense, 12 and 25 plain steps, and references only")
-    parser.add_argument("--generate-seconds", type=float, help="measured wall time of a default generate on 2 cores")
+    parser.add_argument(
+        "--guidance", type=float, nargs=2, help="video and audio, for a model without it in its weights"
+    )
+    parser.add_argument(
+        "--amp", action="store_true", help="bfloat16 autocast: faster, for looks during training"
+    )
+    parser.add_argument(
+        "--quick", action="store_true", help="dense, 12 and 25 plain steps, and references only"
+    )
+    parser.add_argument(
+        "--generate-seconds", type=float, help="measured wall time of a default generate on 2 cores"
+    )
     arguments = parser.parse_args(argv)
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     pipe = load(arguments.model, device="cpu", dtype=torch.float32)
@@ -179,7 +208,9 @@ def main(argv: Sequence[str] | None = None) -> None:
     evaluation = Evaluation(sampler, arguments.clips)
     evaluation.dense_clips(39, arguments.batch)
     evaluation.references(arguments.batch)
-    for forwards, judged in ((25, False), (12, False)) if arguments.quick else ((25, True), (12, True), (8, True), (4, True)):
+    for forwards, judged in (
+        ((25, False), (12, False)) if arguments.quick else ((25, True), (12, True), (8, True), (4, True))
+    ):
         evaluation.fewer_steps(forwards, judged, arguments.batch)
     if not arguments.quick:
         evaluation.verifier(39)
@@ -191,7 +222,13 @@ def main(argv: Sequence[str] | None = None) -> None:
     write_result(
         arguments.out.stem,
         device=device_name(device),
-        config={"model": arguments.model, "clips": arguments.clips, "long_clips": arguments.long_clips, "forwards": 49, "guidance": guidance},
+        config={
+            "model": arguments.model,
+            "clips": arguments.clips,
+            "long_clips": arguments.long_clips,
+            "forwards": 49,
+            "guidance": guidance,
+        },
         metrics=evaluation.metrics,
         rows=evaluation.rows,
         path=arguments.out,

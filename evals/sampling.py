@@ -1,8 +1,9 @@
 """Samples many clips of the bundled model at once, for evaluations over hundreds of prompts.
 
-The stock pipeline packs one request into one sequence and takes one prompt a call. Here clips of equal layout share a
-batch; the arithmetic is the stock scheduler's and the noise is the one that the stock pipeline draws for the same
-seed, so a clip equals the pipeline's own up to the rounding of batched kernels (tests/evals/test_sampling.py).
+The stock pipeline packs one request into one sequence and takes one prompt a call. Here clips of equal layout
+share a batch; the arithmetic is the stock scheduler's and the noise is the one that the stock pipeline draws
+for the same seed, so a clip equals the pipeline's own up to the rounding of batched kernels
+(tests/evals/test_sampling.py).
 """
 
 from collections import defaultdict
@@ -36,7 +37,7 @@ CONDITION_TIME = 0.999
 
 @dataclass(frozen=True)
 class Sampled:
-    """One finished clip. `latents` is `(C, T, h, w)`, `audio_latents` `(2, C, A)`, both float32 on the CPU."""
+    """One finished clip: `latents` `(C, T, h, w)` and `audio_latents` `(2, C, A)`, float32 on the CPU."""
 
     spec: ClipSpec
     latents: torch.Tensor
@@ -201,7 +202,9 @@ class Sampler:
             prompt_start = max((i + 1 for i, tag in enumerate(tags) if tag == VIDEO_TAG), default=0)
             ids = ids.clone()
             ids[:, prompt_start:] = blank
-            texts.append(text_forward(self.pipe.text_encoder, ids, self.pipe.text_encoder_layer, images, grid))
+            texts.append(
+                text_forward(self.pipe.text_encoder, ids, self.pipe.text_encoder_layer, images, grid)
+            )
         video, sound = self._denoise(layout, kept, video, sound, texts, forwards)
         return [
             Sampled(
@@ -218,7 +221,7 @@ class Sampler:
         kept: torch.Tensor,
         video: torch.Tensor,
         sound: torch.Tensor,
-        text: torch.Tensor,
+        texts: list[torch.Tensor],
         forwards: int,
     ) -> tuple[torch.Tensor, torch.Tensor]:
         schedules = []
@@ -251,7 +254,7 @@ class Sampler:
 
     @torch.no_grad()
     def decode(self, clips: Sequence[Sampled], batch: int = 16) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-        """Frames `(T, H, W, 3)` uint8 and sound `(2, N)` float32 of each clip, as the pipeline decodes them."""
+        """Frames `(T, H, W, 3)` uint8 and sound `(2, N)` float32 of each clip, as the pipeline would decode."""
         vae, audio_vae = self.pipe.vae, self.pipe.audio_vae
         mean, std = (
             torch.tensor(v, device=self.device) for v in (vae.config.latents_mean, vae.config.latents_std)

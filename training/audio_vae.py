@@ -26,7 +26,9 @@ def spectral_loss(got: torch.Tensor, want: torch.Tensor) -> torch.Tensor:
     for size in WINDOWS:
         window = torch.hann_window(size, device=got.device)
         a, b = (torch.stft(x, size, size // 4, window=window, return_complex=True).abs() for x in (got, want))
-        total = total + F.l1_loss(a, b) / math.sqrt(size) + 0.05 * F.l1_loss((a + 1e-3).log(), (b + 1e-3).log())
+        total = (
+            total + F.l1_loss(a, b) / math.sqrt(size) + 0.05 * F.l1_loss((a + 1e-3).log(), (b + 1e-3).log())
+        )
     return total / len(WINDOWS)
 
 
@@ -60,7 +62,9 @@ def main() -> None:
         starts = torch.randint(waves.shape[1] - SEGMENT, (arguments.batch,), device=device)
         batch = waves[rows[:, None], starts[:, None] + torch.arange(SEGMENT, device=device)]
         share = (budget.share - begin) / (1 - begin)
-        rate = arguments.lr * min(1.0, (step + 1) / 150) * (0.02 + 0.98 * 0.5 * (1 + math.cos(math.pi * share)))
+        rate = (
+            arguments.lr * min(1.0, (step + 1) / 150) * (0.02 + 0.98 * 0.5 * (1 + math.cos(math.pi * share)))
+        )
         for group in optimizer.param_groups:
             group["lr"] = rate
         posterior = vae.encode(batch[:, None]).latent_dist

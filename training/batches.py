@@ -1,4 +1,4 @@
-"""Turns cached latents into training batches of one task and one layout, and runs the conditioned model on them."""
+"""Turns cached latents into training batches of one task and one layout, and runs the model on them."""
 
 from dataclasses import dataclass
 
@@ -36,7 +36,10 @@ class Batcher:
         self.data, self.device = data, data.video.device
         self.captions = tokenise(tokenizer, [spec.caption() for spec in data.specs], self.device)
         self.references = tokenise(tokenizer, [spec.reference_prompt() for spec in data.specs], self.device)
-        self.vision = [tokenizer.convert_tokens_to_ids(f"<|{name}|>") for name in ("vision_start", "image_pad", "vision_end")]
+        self.vision = [
+            tokenizer.convert_tokens_to_ids(f"<|{name}|>")
+            for name in ("vision_start", "image_pad", "vision_end")
+        ]
         self.labels = [tokenizer(f"<Picture {n}>: ", add_special_tokens=False)["input_ids"] for n in (1, 2)]
         self.blank = tokenizer.convert_tokens_to_ids("<|endoftext|>")
         self.layouts: dict[tuple[str, int, tuple[str, ...]], tuple[Layout, list[int]]] = {}
@@ -98,8 +101,10 @@ class Batcher:
         )
 
 
-def draw_sigmas(count: int, device: torch.device, generator: torch.Generator | None = None) -> tuple[torch.Tensor, torch.Tensor]:
-    """Noise levels of both streams, tied as the two schedulers tie them: half along the schedule, half even in sigma."""
+def draw_sigmas(
+    count: int, device: torch.device, generator: torch.Generator | None = None
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Noise levels of both streams, tied as the schedulers tie them: half along the schedule, half even in sigma."""
     u = torch.rand(count, device=device, generator=generator)
     even = u / (VIDEO_SHIFT - (VIDEO_SHIFT - 1) * u)
     base = torch.where(torch.arange(count, device=device) % 2 == 0, u, even).clamp(5e-4, 1.0)
@@ -143,7 +148,9 @@ def add_noise(batch: Batch, sigmas: tuple[torch.Tensor, torch.Tensor]) -> Noisy:
     )
 
 
-def predict(models, batch: Batch, token_ids: torch.Tensor, noisy: Noisy, block_fn) -> tuple[torch.Tensor, torch.Tensor]:
+def predict(
+    models, batch: Batch, token_ids: torch.Tensor, noisy: Noisy, block_fn
+) -> tuple[torch.Tensor, torch.Tensor]:
     """Both velocities, through the text encoder and the transformer of `models`."""
     grid = None if batch.images is None else (batch.images.shape[2] // 16, batch.images.shape[3] // 16)
     text = text_forward(models["text_encoder"], token_ids, TEXT_LAYER, batch.images, grid)

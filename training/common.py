@@ -31,7 +31,8 @@ def _specs_job(job: tuple[int, int, int]) -> list[ClipSpec]:
 def pooled(function: Callable[[Any], Any], jobs: list[Any]) -> list[Any]:
     """Map over processes when there are cores for it.
 
-    Forked, so that a worker does not import everything again; the jobs only use numpy and never touch the device.
+    Forked, so that a worker does not import everything again; the jobs only use numpy and never touch the
+    device.
     """
     if workers() < 3 or len(jobs) < 2:
         return [function(job) for job in jobs]
@@ -46,9 +47,13 @@ def draw_specs(start: int, count: int, frames: int) -> list[ClipSpec]:
     return [spec for part in pooled(_specs_job, jobs) for spec in part]
 
 
-def sounds(specs: list[ClipSpec], device: torch.device, samples: int | None = None, batch: int = 128) -> torch.Tensor:
+def sounds(
+    specs: list[ClipSpec], device: torch.device, samples: int | None = None, batch: int = 128
+) -> torch.Tensor:
     """`(N, 2, samples)` float32 soundtracks on the device."""
-    return torch.cat([soundtracks(specs[i : i + batch], samples, device) for i in range(0, len(specs), batch)])
+    return torch.cat(
+        [soundtracks(specs[i : i + batch], samples, device) for i in range(0, len(specs), batch)]
+    )
 
 
 def scenes(specs: list[ClipSpec], batch: int = 192) -> list[dict[str, np.ndarray]]:
@@ -125,14 +130,16 @@ def mixed_optimizers(
         torch.optim.AdamW(rest, lr=lr, betas=(0.9, 0.98), weight_decay=0.01, fused=rest[0].is_cuda)
     ]
     if matrices:
-        optimizers.append(torch.optim.Muon(matrices, lr=lr, weight_decay=0.01, adjust_lr_fn="match_rms_adamw"))
+        optimizers.append(
+            torch.optim.Muon(matrices, lr=lr, weight_decay=0.01, adjust_lr_fn="match_rms_adamw")
+        )
     return optimizers
 
 
 def descend(
     loss: torch.Tensor, parameters: list[torch.nn.Parameter], optimizers: list[torch.optim.Optimizer]
 ) -> torch.Tensor:
-    """One clipped step. A non-finite gradient is turned into none, on the device. Returns the gradient's norm."""
+    """One clipped step; a non-finite gradient is dropped. Returns the gradient's norm."""
     for optimizer in optimizers:
         optimizer.zero_grad(set_to_none=True)
     loss.backward()
@@ -150,5 +157,7 @@ def save_half(module: torch.nn.Module, path: Path) -> None:
     from safetensors.torch import save_file
 
     path.parent.mkdir(parents=True, exist_ok=True)
-    state = {key: value.detach().to(torch.float16).cpu().contiguous() for key, value in module.state_dict().items()}
+    state = {
+        key: value.detach().to(torch.float16).cpu().contiguous() for key, value in module.state_dict().items()
+    }
     save_file(state, path, metadata={"format": "pt"})

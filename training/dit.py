@@ -1,6 +1,6 @@
-"""Trains tiny-h3's transformer with its text encoder, on all three workflows at once, then distils guidance in.
+"""Trains tiny-h3's transformer and text encoder on all three workflows at once, then distils guidance in.
 
-    python -m training.dit train   --seconds 480 --codec DIR --out DIR [--resume DIR] [--optimizers adamw,muon]
+    python -m training.dit train --seconds 480 --codec DIR --out DIR [--resume DIR] [--optimizers adamw,muon]
     python -m training.dit distill --seconds 240 --codec DIR --resume DIR --out DIR --guidance 4
 
 Both write `transformer.safetensors` and `text_encoder.safetensors` (the averaged weights) and a log.
@@ -66,7 +66,9 @@ def optimizers_of(networks: torch.nn.ModuleDict, kind: str, lr: float) -> list[t
     """`adamw` for everything, or `muon` for the matrices of the transformer's blocks."""
     transformer = networks["transformer"]
     stacks = [*transformer.transformer_blocks, *transformer.token_refiner.refiner_blocks]
-    matrices = [p for stack in stacks for name, p in stack.named_parameters() if p.ndim == 2 and "adaln" not in name]
+    matrices = [
+        p for stack in stacks for name, p in stack.named_parameters() if p.ndim == 2 and "adaln" not in name
+    ]
     return mixed_optimizers(networks, matrices if kind == "muon" else [], lr)
 
 
@@ -108,13 +110,15 @@ def flow_loss(networks, batch: Batch, blank: int, block_fn: Callable) -> dict[st
 def guided_loss(
     networks, teacher, batch: Batch, blank: int, block_fn: Callable, guidance: float, audio_guidance: float
 ) -> dict[str, torch.Tensor]:
-    """Distance to the teacher's guided velocity: the real pipeline has no guidance, so it goes into the weights."""
+    """Distance to the teacher's guided velocity: the real pipeline has no guidance, so the weights get it."""
     noisy = add_noise(batch, draw_sigmas(len(batch.video), batch.video.device))
     with torch.no_grad():
         everyone = torch.ones(len(batch.video), dtype=torch.bool, device=batch.video.device)
         with_text = predict(teacher, batch, batch.token_ids, noisy, block_fn)
         without = predict(teacher, batch, blank_prompts(batch, everyone, blank), noisy, block_fn)
-        targets = [b + g * (a - b) for a, b, g in zip(with_text, without, (guidance, audio_guidance), strict=True)]
+        targets = [
+            b + g * (a - b) for a, b, g in zip(with_text, without, (guidance, audio_guidance), strict=True)
+        ]
     video, audio = predict(networks, batch, batch.token_ids, noisy, block_fn)
     return {"video": (video - targets[0]).pow(2).mean(), "audio": (audio - targets[1]).pow(2).mean()}
 
@@ -140,7 +144,9 @@ def validate(networks, batcher: Batcher, blank: int, amp: bool) -> dict[str, flo
 
 
 def parse() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("mode", choices=("train", "distill"))
     parser.add_argument("--seconds", type=float, required=True)
     parser.add_argument("--codec", type=Path, required=True)
@@ -150,7 +156,9 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--long-clips", type=int, default=3000)
     parser.add_argument("--batch", type=int, default=256)
     parser.add_argument("--lr", type=float, default=1e-3)
-    parser.add_argument("--decay-share", type=float, default=0.25, help="last share of the run in which lr falls to 0")
+    parser.add_argument(
+        "--decay-share", type=float, default=0.25, help="last share of the run in which lr falls to 0"
+    )
     parser.add_argument("--optimizers", default="muon", help="several: a short trial picks one")
     parser.add_argument("--trial-seconds", type=float, default=45)
     parser.add_argument("--guidance", type=float, default=4.0)
@@ -175,19 +183,27 @@ def main() -> None:
         long = build_latents(codec, arguments.seed + 5_000_000, arguments.long_clips, 124, device, batch=24)
         batchers[124] = Batcher(long, tokenizer)
         log(event="long latents", clips=arguments.long_clips)
-    held_back = Batcher(build_latents(codec, arguments.seed - 100_000, min(256, arguments.clips), 39, device), tokenizer)
+    held_back = Batcher(
+        build_latents(codec, arguments.seed - 100_000, min(256, arguments.clips), 39, device), tokenizer
+    )
     blank = held_back.blank
     block_fn: Callable = block_forward
     if amp and not arguments.no_compile:
         torch._dynamo.config.suppress_errors = True
         torch._dynamo.config.cache_size_limit = 64
         block_fn = torch.compile(block_forward, dynamic=True)
-    teacher = load_networks(arguments.resume, device).requires_grad_(False).eval() if arguments.mode == "distill" else None
+    teacher = (
+        load_networks(arguments.resume, device).requires_grad_(False).eval()
+        if arguments.mode == "distill"
+        else None
+    )
 
     def losses(networks: torch.nn.ModuleDict, batch: Batch) -> dict[str, torch.Tensor]:
         if teacher is None:
             return flow_loss(networks, batch, blank, block_fn)
-        return guided_loss(networks, teacher, batch, blank, block_fn, arguments.guidance, arguments.audio_guidance)
+        return guided_loss(
+            networks, teacher, batch, blank, block_fn, arguments.guidance, arguments.audio_guidance
+        )
 
     def run(kind: str, limit: Budget, networks, average: Average, optimizers, decay: bool, warm: int) -> int:
         parameters = list(networks.parameters())
@@ -224,13 +240,23 @@ def main() -> None:
         run("warm", Budget(0.55 * arguments.trial_seconds), *fresh(kinds[0]), decay=False, warm=50)
         for kind in kinds:
             networks, average, optimizers = fresh(kind)
-            steps = run(kind, Budget(arguments.trial_seconds), networks, average, optimizers, decay=False, warm=150)
+            steps = run(
+                kind, Budget(arguments.trial_seconds), networks, average, optimizers, decay=False, warm=150
+            )
             result = validate(average.shadow, held_back, blank, amp)
             log(event="trial", kind=kind, steps=steps, **result)
             if result["val_video"] < best:
                 chosen, best = kind, result["val_video"]
     networks, average, optimizers = fresh(chosen)
-    steps = run(chosen, budget, networks, average, optimizers, decay=True, warm=200 if arguments.resume is None else 50)
+    steps = run(
+        chosen,
+        budget,
+        networks,
+        average,
+        optimizers,
+        decay=True,
+        warm=200 if arguments.resume is None else 50,
+    )
     log(event="done", steps=steps, **validate(average.shadow, held_back, blank, amp))
     for name, network in average.shadow.items():
         save_half(network, arguments.out / f"{name}.safetensors")

@@ -14,7 +14,9 @@ from training.skeleton import save_folder
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--codec", type=Path, required=True, help="folder of video_vae.py's and audio_vae.py's output")
+    parser.add_argument(
+        "--codec", type=Path, required=True, help="folder of video_vae.py's and audio_vae.py's output"
+    )
     parser.add_argument("--networks", type=Path, help="folder of dit.py's output; fresh weights if not given")
     parser.add_argument("--out", type=Path, required=True)
     arguments = parser.parse_args()

@@ -1,7 +1,7 @@
 """The batched forwards that training and sampling use, made of the stock modules' own weights.
 
-The stock MiniMax-H3 forward shares one set of timesteps over a batch and encodes one request at a time. Here each
-sample has its own timesteps, and a batch shares one layout (same task, canvas, frames and text length).
+The stock MiniMax-H3 forward shares one set of timesteps over a batch and encodes one request at a time. Here
+each sample has its own timesteps, and a batch shares one layout (same task, canvas, frames and text length).
 tests/training/test_forward.py holds both against the stock forward.
 """
 
@@ -61,7 +61,18 @@ def make_layout(
         reference = MiniMaxH3ImageReference(image=None)
         still = torch.zeros(1, 1, 1, reference_edge, reference_edge)
         built = MiniMaxH3Ref2VAPrepareLayoutStep.build_ref2va_packed_sequence(
-            text_tags, [reference], [still], [], frames, edge, edge, audio_latents, PATCH, 2, AUDIO_TAG, VIDEO_TAG
+            text_tags,
+            [reference],
+            [still],
+            [],
+            frames,
+            edge,
+            edge,
+            audio_latents,
+            PATCH,
+            2,
+            AUDIO_TAG,
+            VIDEO_TAG,
         )
     else:
         built = MiniMaxH3PrepareLayoutStep.build_packed_sequence(
@@ -166,7 +177,9 @@ def transformer_forward(
     for block in model.transformer_blocks:
         x = block_fn(block, x, temb, layout.selector, cos, sin)
     out = model.norm_out
-    shift, scale = torch.matmul(layout.times.to(x.dtype), out.linear(F.silu(temb)).to(x.dtype)).chunk(2, dim=-1)
+    shift, scale = torch.matmul(layout.times.to(x.dtype), out.linear(F.silu(temb)).to(x.dtype)).chunk(
+        2, dim=-1
+    )
     x = _norm(x, out.norm.weight, out.norm.eps) * (1 + scale) + shift
     generated = layout.video[layout.conditions :]
     return model.proj_out(x[:, generated]).float(), model.audio_proj_out(x[:, layout.audio]).float()
@@ -211,7 +224,9 @@ def vision_features(encoder: Qwen3VLForConditionalGeneration, images: torch.Tens
         attn = block.attn
         q, k, v = attn.qkv(block.norm1(x)).view(batch, count, 3, attn.num_heads, -1).unbind(2)
         q, k = stock.apply_rotary_pos_emb_vision(q, k, cos, sin)
-        y = F.scaled_dot_product_attention(q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2).to(q.dtype))
+        y = F.scaled_dot_product_attention(
+            q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2).to(q.dtype)
+        )
         x = x + attn.proj(y.transpose(1, 2).flatten(2))
         x = x + block.mlp(block.norm2(x))
     return tower.merger(x.flatten(0, 1)).view(batch, count // tower.spatial_merge_size**2, -1)

@@ -42,7 +42,9 @@ class Codec:
     vae: AutoencoderKLMiniMaxH3
     audio_vae: AutoencoderKLMiniMaxH3Audio
 
-    def _scale(self, vae: torch.nn.Module, device: torch.device, dims: int) -> tuple[torch.Tensor, torch.Tensor]:
+    def _scale(
+        self, vae: torch.nn.Module, device: torch.device, dims: int
+    ) -> tuple[torch.Tensor, torch.Tensor]:
         shape = (1, -1) + (1,) * dims
         mean = torch.tensor(vae.config.latents_mean, device=device).view(shape)
         return mean, torch.tensor(vae.config.latents_std, device=device).view(shape)
@@ -73,7 +75,9 @@ def audio_count(frames: int) -> int:
     return round(frames / FPS * 40)
 
 
-def build_latents(codec: Codec, start: int, count: int, frames: int, device: torch.device, batch: int = 192) -> Latents:
+def build_latents(
+    codec: Codec, start: int, count: int, frames: int, device: torch.device, batch: int = 192
+) -> Latents:
     """Draw, render and encode training clips from consecutive seeds."""
     specs = draw_specs(start, count, frames)
     samples = audio_count(frames) * 800

@@ -1,7 +1,7 @@
-"""Writes tiny-h3's folder: MiniMax-H3's own classes at small size, in the diffusers layout, with fresh weights.
+"""Writes tiny-h3's folder: MiniMax-H3's own classes at small size, in the diffusers layout, fresh weights.
 
-`python -m training.skeleton --out DIR` makes a folder that loads like the 33 B checkpoint. One transformer serves all
-three workflows, so `transformer_ref` points at the same subfolder and the weights are stored once.
+`python -m training.skeleton --out DIR` makes a folder that loads like the 33 B checkpoint. One transformer
+serves all three workflows, so `transformer_ref` points at the same subfolder and the weights are stored once.
 """
 
 import argparse
@@ -35,6 +35,7 @@ VIDEO_VAE = {
     "spatial_downsample_factors": (2, 2, 2, 1),
     "temporal_downsample_factors": (1, 2, 2, 1),
     "norm_num_groups": 8,
+    "spatial_padding_mode": "constant",
     "decoder_num_layers": 4,
     "decoder_num_attention_heads": 4,
     "decoder_attention_head_dim": 64,
@@ -94,7 +95,7 @@ IMAGE_PROCESSOR = {
 
 
 def build_tokenizer() -> Qwen2Tokenizer:
-    """A byte-level BPE whose merges cover the world's captions; any other text falls back to smaller pieces."""
+    """A byte-level BPE whose merges cover the world's captions; other text falls into smaller pieces."""
     words = [*COLORS, *SHAPES, *SPEEDS, *(word for motion in MOTIONS for word in motion.split())]
     corpus = [draw_clip(seed).caption() for seed in range(3000)]
     corpus += [draw_clip(seed).reference_prompt() for seed in range(3000)]
@@ -196,7 +197,7 @@ def _index() -> dict[str, object]:
 
 
 def save_folder(models: dict[str, torch.nn.Module], out: Path) -> None:
-    """Write the folder: weights as float16 safetensors (11 bits of mantissa against bfloat16's 8, same size)."""
+    """Write the folder; weights as float16 (11 bits of mantissa against bfloat16's 8, same size)."""
     tokenizer = build_tokenizer()
     out.mkdir(parents=True, exist_ok=True)
     for name, model in models.items():

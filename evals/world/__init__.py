@@ -1,1 +1,1 @@
-"""A procedural world of captioned clips with sound, and a verifier that reads the caption back out of an mp4."""
+"""A procedural world of captioned clips with sound, and a verifier that reads captions back out of mp4s."""

@@ -1,7 +1,7 @@
 """Draws clips of the procedural world, batched, in torch, on any device.
 
-The same spec gives the same picture everywhere up to float rounding. Shapes are drawn from signed distances; the
-verifier (verify.py) has its own, different idea of what each shape is.
+The same spec gives the same picture everywhere up to float rounding. Shapes are drawn from signed distances;
+the verifier (verify.py) has its own, different idea of what each shape is.
 """
 
 import colorsys
@@ -34,7 +34,7 @@ HUMS = (80.0, 120.0, 160.0, 200.0)
 
 @dataclass
 class Scene:
-    """The numbers of a batch of clips, as tensors; objects and distractors are padded to K with zero radius."""
+    """The numbers of a batch of clips, as tensors; absent objects have zero radius."""
 
     path: torch.Tensor  # (B, K, T, 4): x, y, radius, angle
     shape: torch.Tensor  # (B, K) index into SHAPES
@@ -46,7 +46,9 @@ class Scene:
 
     def to(self, device: torch.device | str) -> "Scene":
         """A copy on `device`."""
-        moved = {name: value.to(device) for name, value in vars(self).items() if isinstance(value, torch.Tensor)}
+        moved = {
+            name: value.to(device) for name, value in vars(self).items() if isinstance(value, torch.Tensor)
+        }
         return Scene(**moved, size=self.size)
 
 
@@ -55,7 +57,7 @@ def _muted(rng: np.random.Generator, value: float) -> tuple[float, float, float]
 
 
 def _ground(rng: np.random.Generator, spec: ClipSpec) -> tuple[np.ndarray, np.ndarray]:
-    """Background numbers: plane waves and (dark rgb, light rgb, tile frequency, angle, velocity x, y, mix, edge)."""
+    """Waves, and (dark rgb, light rgb, tile frequency, angle, velocity x, y, mix, edge, offset x, y)."""
     angle = rng.uniform(0, math.pi, WAVES)
     frequency = rng.uniform(1.5, 5.5, WAVES)
     pan = {"": 0.0, "left": PAN_SPEED, "right": -PAN_SPEED}[spec.pan]
@@ -71,7 +73,9 @@ def _ground(rng: np.random.Generator, spec: ClipSpec) -> tuple[np.ndarray, np.nd
     return waves, np.array(numbers)
 
 
-def _distractors(rng: np.random.Generator, spec: ClipSpec) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+def _distractors(
+    rng: np.random.Generator, spec: ClipSpec
+) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
     """Grey shapes that the caption never names: paths (D, T, 4), shapes, textures, looks."""
     t = np.arange(spec.frames) / FPS
     pan = {"": 0.0, "left": PAN_SPEED, "right": -PAN_SPEED}[spec.pan]
@@ -122,7 +126,9 @@ def scene_arrays(specs: Sequence[ClipSpec]) -> dict[str, np.ndarray]:
             look = np.concatenate([look, np.array(numbers)[None]])
             shape, texture = np.append(shape, kind), np.append(texture, cloth)
         for rows, row in zip(
-            (paths, shapes, textures, looks, waves, grounds), (path, shape, texture, look, wave, ground), strict=True
+            (paths, shapes, textures, looks, waves, grounds),
+            (path, shape, texture, look, wave, ground),
+            strict=True,
         ):
             rows.append(row)
     return {
@@ -184,9 +190,14 @@ def _cloth(kind: str, x: torch.Tensor, y: torch.Tensor, scale: torch.Tensor) -> 
     if kind == "stripes":
         return _wave(x * scale / 2, 6.0)
     if kind == "checker":
-        return torch.sigmoid(9.0 * torch.sin(math.pi * x * scale * 0.75) * torch.sin(math.pi * y * scale * 0.75))
+        return torch.sigmoid(
+            9.0 * torch.sin(math.pi * x * scale * 0.75) * torch.sin(math.pi * y * scale * 0.75)
+        )
     if kind == "dots":
-        gx, gy = torch.remainder(x * scale * 0.6 + 0.3, 1.0) - 0.5, torch.remainder(y * scale * 0.6, 1.0) - 0.5
+        gx, gy = (
+            torch.remainder(x * scale * 0.6 + 0.3, 1.0) - 0.5,
+            torch.remainder(y * scale * 0.6, 1.0) - 0.5,
+        )
         return torch.sigmoid(24.0 * (0.3 - torch.sqrt(gx * gx + gy * gy + 1e-9)))
     if kind == "halves":
         return torch.sigmoid(14.0 * (x + 0.1))
@@ -212,7 +223,9 @@ def _backdrop(scene: Scene, x: torch.Tensor, y: torch.Tensor, t: torch.Tensor) -
     sx, sy = x - g[:, 8] * t[:, None, None] + g[:, 12], y - g[:, 9] * t[:, None, None] + g[:, 13]
     u = sx * torch.cos(g[:, 7]) + sy * torch.sin(g[:, 7])
     v = sy * torch.cos(g[:, 7]) - sx * torch.sin(g[:, 7])
-    tiles = torch.sigmoid(8.0 * torch.sin(2 * math.pi * g[:, 6] * u) * torch.sin(2 * math.pi * g[:, 6] * 0.6 * v))
+    tiles = torch.sigmoid(
+        8.0 * torch.sin(2 * math.pi * g[:, 6] * u) * torch.sin(2 * math.pi * g[:, 6] * 0.6 * v)
+    )
     level = (g[:, 10] * blotch + (1 - g[:, 10]) * tiles)[:, None]
     dark, light = scene.ground[:, 0:3, None, None, None], scene.ground[:, 3:6, None, None, None]
     return dark + (light - dark) * level
@@ -242,7 +255,13 @@ def render(scene: Scene) -> torch.Tensor:
 
 
 def _paint(
-    scene: Scene, picture: torch.Tensor, rows: torch.Tensor, k: int, kind: str, x: torch.Tensor, y: torch.Tensor
+    scene: Scene,
+    picture: torch.Tensor,
+    rows: torch.Tensor,
+    k: int,
+    kind: str,
+    x: torch.Tensor,
+    y: torch.Tensor,
 ) -> torch.Tensor:
     path = scene.path[rows, k][..., None, None]  # (N, T, 4, 1, 1)
     dx, dy = x - path[:, :, 0], y - path[:, :, 1]

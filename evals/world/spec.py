@@ -1,8 +1,8 @@
 """What a clip of the procedural world holds: objects, motions, camera, and the caption that names them.
 
-The caption fixes colour, shape, motion, speed and camera pan. Everything else (texture, position, size, phase,
-background, distractors) is drawn from the clip's seed and stays unsaid, so that late denoising steps have detail
-of their own to decide.
+The caption fixes colour, shape, motion, speed and camera pan. Everything else (texture, position, size,
+phase, background, distractors) is drawn from the clip's seed and stays unsaid, so that late denoising steps
+have detail of their own to decide.
 """
 
 import colorsys
@@ -14,7 +14,8 @@ import numpy as np
 FPS = 24
 SIZE = 128
 
-# Eight saturated hues, far enough apart to survive chroma subsampling. Backgrounds never exceed MUTED_SATURATION.
+# Eight saturated hues, far enough apart to survive chroma subsampling. Backgrounds never exceed
+# MUTED_SATURATION.
 HUES = {
     "red": 0.0,
     "orange": 0.083,
@@ -45,8 +46,8 @@ PANS = ("", "left", "right")
 TEXTURES = ("stripes", "checker", "dots", "halves", "wedges")
 JOINS = (" and ", " while ", " as ")
 
-# Pitch of an object's bounce in Hz, by shape: about a quarter octave apart. Multiples of 40 Hz, the rate of the audio
-# latents, so that a steady tone is a steady latent and a small codec can learn it.
+# Pitch of an object's bounce in Hz, by shape: about a quarter octave apart. Multiples of 40 Hz, the rate of
+# the audio latents, so that a steady tone is a steady latent and a small codec can learn it.
 PITCHES = dict(zip(SHAPES, (320.0, 400.0, 480.0, 560.0, 680.0, 800.0, 960.0, 1160.0), strict=True))
 
 # Speeds as (slowly, quickly): screens a second, seconds a period, turns a second, or a ratio over the clip.
@@ -64,7 +65,7 @@ PAN_SPEED = 0.28
 
 @dataclass(frozen=True, kw_only=True)
 class ObjectSpec:
-    """One object. Lengths are shares of the canvas edge, angles are radians, `phase` is a share of a period."""
+    """One object. Lengths are shares of the canvas edge, angles radians, `phase` a share of a period."""
 
     color: str
     shape: str
@@ -94,7 +95,7 @@ class ObjectSpec:
 
 @dataclass(frozen=True, kw_only=True)
 class ClipSpec:
-    """One clip: one or two objects (the first is in front), the camera's pan, and the seed of all that is unsaid."""
+    """One clip: one or two objects (the first in front), the camera's pan, and the seed of all that is unsaid."""
 
     objects: tuple[ObjectSpec, ...]
     pan: str
@@ -115,7 +116,7 @@ class ClipSpec:
 
 
 def is_held_out(color: str, shape: str, motion: str) -> bool:
-    """Whether a (colour, shape, motion) combination is kept out of training: about 15 % of 640, by a fixed hash."""
+    """Whether a (colour, shape, motion) combination is kept out of training: 15 % of 640, by a fixed hash."""
     key = (COLORS.index(color) * len(SHAPES) + SHAPES.index(shape)) * len(MOTIONS) + MOTIONS.index(motion)
     return ((key + 1) * 2654435761 % 2**32) / 2**32 < 0.15
 
@@ -172,7 +173,9 @@ def bounce_times(item: ObjectSpec, frames: int) -> np.ndarray:
     return times[(times >= 0) & (times < frames / FPS)]
 
 
-def _draw_object(rng: np.random.Generator, count: int, slot: int, held_out: bool | None, taken: str | None) -> ObjectSpec:
+def _draw_object(
+    rng: np.random.Generator, count: int, slot: int, held_out: bool | None, taken: str | None
+) -> ObjectSpec:
     while True:
         color, shape = str(rng.choice(COLORS)), str(rng.choice(SHAPES))
         motion = str(rng.choice(MOTIONS))
@@ -220,7 +223,12 @@ def _hidden_share(objects: tuple[ObjectSpec, ...], frames: int) -> float:
 
 
 def draw_clip(
-    seed: int, *, frames: int = 39, objects: int | None = None, held_out: bool | None = False, pan: str | None = None
+    seed: int,
+    *,
+    frames: int = 39,
+    objects: int | None = None,
+    held_out: bool | None = False,
+    pan: str | None = None,
 ) -> ClipSpec:
     """Draw a clip from a seed.
 
@@ -250,7 +258,7 @@ def draw_clip(
 
 
 def reference_still(spec: ClipSpec) -> ClipSpec:
-    """The one-frame clip that shows a clip's first object large and at rest: the reference of a `ref2va` request."""
+    """The one-frame clip that shows a clip's first object large and at rest: a `ref2va` request's reference."""
     item = spec.objects[0]
     rng = np.random.default_rng(spec.seed + 7_000_003)
     still = replace(

@@ -30,7 +30,9 @@ def networks():
 
 def presentation(tokenizer, pads: int) -> tuple[list[int], list[int]]:
     label = tokenizer("<Picture 1>: ", add_special_tokens=False)["input_ids"]
-    start, pad, end = (tokenizer.convert_tokens_to_ids(f"<|{n}|>") for n in ("vision_start", "image_pad", "vision_end"))
+    start, pad, end = (
+        tokenizer.convert_tokens_to_ids(f"<|{n}|>") for n in ("vision_start", "image_pad", "vision_end")
+    )
     prompt = tokenizer("this object spins quickly", add_special_tokens=False)["input_ids"]
     ids = label + [start] + [pad] * pads + [end] + prompt
     return ids, [1] * len(label) + [0] * (pads + 2) + [1] * len(prompt)
