@@ -254,7 +254,7 @@ class Sampler:
 
     @torch.no_grad()
     def decode(self, clips: Sequence[Sampled], batch: int = 16) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-        """Frames `(T, H, W, 3)` uint8 and sound `(2, N)` float32 of each clip, as the pipeline would decode."""
+        """Frames `(T, H, W, 3)` uint8 and sound `(2, N)` float32 of each clip, as in the pipeline."""
         vae, audio_vae = self.pipe.vae, self.pipe.audio_vae
         mean, std = (
             torch.tensor(v, device=self.device) for v in (vae.config.latents_mean, vae.config.latents_std)

@@ -104,7 +104,7 @@ class Batcher:
 def draw_sigmas(
     count: int, device: torch.device, generator: torch.Generator | None = None
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Noise levels of both streams, tied as the schedulers tie them: half along the schedule, half even in sigma."""
+    """Both noise levels, tied as the schedulers tie them: half along the schedule, half even in sigma."""
     u = torch.rand(count, device=device, generator=generator)
     even = u / (VIDEO_SHIFT - (VIDEO_SHIFT - 1) * u)
     base = torch.where(torch.arange(count, device=device) % 2 == 0, u, even).clamp(5e-4, 1.0)

@@ -88,7 +88,7 @@ def loss_of(
 
 @torch.no_grad()
 def evaluate(vae: AutoencoderKLMiniMaxH3, frames: torch.Tensor) -> dict[str, object]:
-    """PSNR in dB over held-back clips (MSE over a clip, median of clips), and channel statistics of latents."""
+    """PSNR in dB (MSE over a clip, median of clips), and channel statistics of latents."""
     psnrs, latents = [], []
     for part in frames.split(16):
         mean = encode_moments(vae, normalise(part)).chunk(2, dim=1)[0]

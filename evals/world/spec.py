@@ -95,7 +95,7 @@ class ObjectSpec:
 
 @dataclass(frozen=True, kw_only=True)
 class ClipSpec:
-    """One clip: one or two objects (the first in front), the camera's pan, and the seed of all that is unsaid."""
+    """One clip: one or two objects (the first in front), the camera's pan, and the seed of the unsaid."""
 
     objects: tuple[ObjectSpec, ...]
     pan: str
@@ -258,7 +258,7 @@ def draw_clip(
 
 
 def reference_still(spec: ClipSpec) -> ClipSpec:
-    """The one-frame clip that shows a clip's first object large and at rest: a `ref2va` request's reference."""
+    """The one-frame clip that shows a clip's first object large, at rest: a `ref2va` request's reference."""
     item = spec.objects[0]
     rng = np.random.default_rng(spec.seed + 7_000_003)
     still = replace(
