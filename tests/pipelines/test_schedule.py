@@ -77,10 +77,52 @@ def test_a_multistep_output_counts_in_every_update_it_enters() -> None:
     torch.testing.assert_close(sample.double(), total, rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.parametrize("name", ["euler", "unipc"])
+def test_carry_is_what_reaches_the_final_latent_of_a_change_after_a_step(name: str) -> None:
+    from diffusers import FlowMatchEulerDiscreteScheduler, UniPCMultistepScheduler
+
+    scheduler = {
+        "euler": FlowMatchEulerDiscreteScheduler(shift=5.0),
+        "unipc": UniPCMultistepScheduler(
+            prediction_type="flow_prediction", use_flow_sigmas=True, flow_shift=5.0
+        ),
+    }[name]
+    generator = torch.Generator().manual_seed(0)
+    start, *velocities = torch.randn(9, 1, 4, 2, 3, 3, generator=generator, dtype=torch.float64)
+
+    def final(changed_after: int | None) -> torch.Tensor:
+        own, sample = copy.deepcopy(scheduler), start
+        own.set_timesteps(8)
+        for index, timestep in enumerate(own.timesteps):
+            sample = own.step(velocities[index], timestep, sample, return_dict=False)[0]
+            sample = sample + (1.0 if index == changed_after else 0.0)
+        return sample
+
+    carries = stream_schedule(scheduler, 8).carries
+    for index, carry in enumerate(carries):
+        torch.testing.assert_close(
+            final(index) - final(None), torch.full_like(start, carry), rtol=0, atol=1e-5
+        )
+    assert carries[-1] == pytest.approx(1.0)
+    # Why it is told at all: Euler keeps a correction, UniPC's corrector throws most of it away.
+    assert min(carries) == pytest.approx(1.0) if name == "euler" else min(carries) < 0.1
+
+
+def test_a_step_count_the_scheduler_cannot_run_is_refused() -> None:
+    from diffusers import UniPCMultistepScheduler
+
+    scheduler = UniPCMultistepScheduler(
+        prediction_type="flow_prediction", use_flow_sigmas=True, flow_shift=5.0
+    )
+    with pytest.raises(UserError, match="use fewer"):
+        stream_schedule(scheduler, 1000)
+
+
 def test_samplers_that_add_noise_or_threshold_are_refused() -> None:
     from diffusers import (
         DPMSolverMultistepScheduler,
         FlowMatchEulerDiscreteScheduler,
+        FlowMatchLCMScheduler,
         UniPCMultistepScheduler,
     )
 
@@ -88,6 +130,7 @@ def test_samplers_that_add_noise_or_threshold_are_refused() -> None:
         FlowMatchEulerDiscreteScheduler(stochastic_sampling=True),
         UniPCMultistepScheduler(thresholding=True),
         DPMSolverMultistepScheduler(algorithm_type="sde-dpmsolver++"),
+        FlowMatchLCMScheduler(shift=5.0),
     ):
         with pytest.raises(UserError):
             stream_schedule(scheduler, 4)

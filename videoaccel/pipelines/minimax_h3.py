@@ -104,6 +104,7 @@ class MiniMaxH3Family(Family):
                 sigma={name: schedule.sigmas[index] for name, schedule in schedules.items()},
                 sigma_next={name: schedule.sigmas[index + 1] for name, schedule in schedules.items()},
                 coefficient={name: schedule.coefficients[index] for name, schedule in schedules.items()},
+                carry={name: schedule.carries[index] for name, schedule in schedules.items()},
                 branches={"cond": 1.0},
             )
             for index in range(plan.forwards)

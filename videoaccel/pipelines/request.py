@@ -128,6 +128,8 @@ class StepInfo:
         sigma, sigma_next: per stream, noise level before and after the step.
         coefficient: per stream, b_i = d x_final / d v_i of the scheduler (guided velocity, Euler or any other
             scheduler that is linear in its model outputs).
+        carry: per stream, c_i = d x_final / d x of the sample after this step: 1 for Euler, and mostly below it
+            for a multistep scheduler, which drops part of what `Controller.after_step` corrects.
         branches: per guidance branch, its weight in the guided velocity; `{"cond": 1.0}` without guidance.
     """
 
@@ -137,6 +139,7 @@ class StepInfo:
     sigma: Mapping[str, float]
     sigma_next: Mapping[str, float]
     coefficient: Mapping[str, float]
+    carry: Mapping[str, float]
     branches: Mapping[str, float]
 
 

@@ -21,12 +21,16 @@ class StreamSchedule:
         sigmas: N + 1 noise levels, the terminal one included.
         coefficients: b_i, N values. Euler: the sigma difference of the step, with the scheduler's own sign.
             A multistep scheduler (UniPC) uses an output in several updates; b_i is the sum over them.
+        carries: c_i, N values: what a change of the sample after step i is worth on the final latent. Euler: 1.
+            A scheduler with a corrector (UniPC) starts each update from its own copy of an earlier sample and
+            drops most of such a change.
         initial: a, the weight of the initial sample.
     """
 
     timesteps: tuple[float, ...]
     sigmas: tuple[float, ...]
     coefficients: tuple[float, ...]
+    carries: tuple[float, ...]
     initial: float
 
 
@@ -37,7 +41,8 @@ def stream_schedule(
 
     A deterministic sampler without thresholding is linear in its sample and its model outputs, whatever its
     order, so one run over unit vectors gives every coefficient: column i carries velocity 1 at step i and 0
-    elsewhere, and the last column carries the initial sample. Float64 throughout.
+    elsewhere, column N + i a sample changed by 1 after step i, and the last column the initial sample. Float64
+    but for what the scheduler itself rounds (diffusers' flow-matching Euler computes in float32).
 
     Args:
         scheduler: a diffusers scheduler with `set_timesteps` and `step`.
@@ -45,35 +50,48 @@ def stream_schedule(
         sigmas: a custom schedule for `set_timesteps(sigmas=...)`, instead of `steps`.
 
     Raises:
-        UserError: the scheduler adds noise or thresholds, so no such coefficients exist.
+        UserError: the scheduler adds noise or thresholds, so no such coefficients exist, or it can't run that
+            many steps.
     """
-    config = scheduler.config
+    name, config = type(scheduler).__name__, scheduler.config
     for key in ("thresholding", "stochastic_sampling"):
         if config.get(key, False):
-            raise UserError(
-                f"{type(scheduler).__name__} with {key}=True has no fixed step coefficients; set it to False."
-            )
+            raise UserError(f"{name} with {key}=True has no fixed step coefficients; set it to False.")
     if "sde" in str(config.get("algorithm_type", "")):
-        raise UserError(
-            f"{type(scheduler).__name__} with an SDE solver adds noise; use its ODE algorithm_type."
-        )
+        raise UserError(f"{name} with an SDE solver adds noise; use its ODE algorithm_type.")
     probe = copy.deepcopy(scheduler)
-    if sigmas is not None:
-        probe.set_timesteps(sigmas=list(sigmas))
-    else:
-        probe.set_timesteps(steps)
-    timesteps = probe.timesteps
-    count = len(timesteps)
-    columns = torch.eye(count + 1, dtype=torch.float64).view(count + 1, 1, 1, 1, count + 1)
-    # (1, 1, 1, 1, N + 1): multistep schedulers index batch and channel axes.
-    sample = columns[count].unsqueeze(0)
-    for index, timestep in enumerate(timesteps):
-        sample = probe.step(columns[index].unsqueeze(0), timestep, sample, return_dict=False)[0].double()
-    weights = sample.flatten().tolist()
+    again = copy.deepcopy(scheduler)
+    try:
+        weights = _weights(probe, steps, sigmas)
+        # Not every scheduler that draws noise says so in its config (FlowMatchLCM does not).
+        if not torch.equal(weights, _weights(again, steps, sigmas)):
+            raise UserError(f"{name} adds noise at each step; use a deterministic scheduler.")
+    except (AssertionError, IndexError) as error:
+        # UniPC rounds timesteps to whole numbers and loses its place once two of them are equal.
+        raise UserError(f"{name} cannot run {steps} steps; use fewer.") from error
+    count = len(probe.timesteps)
+    values = weights.tolist()
     levels = [float(value) for value in probe.sigmas.double()]
     return StreamSchedule(
-        timesteps=tuple(float(value) for value in timesteps.double()),
+        timesteps=tuple(float(value) for value in probe.timesteps.double()),
         sigmas=tuple(levels[: count + 1]),
-        coefficients=tuple(weights[:count]),
-        initial=weights[count],
+        coefficients=tuple(values[:count]),
+        carries=tuple(values[count : 2 * count]),
+        initial=values[-1],
     )
+
+
+def _weights(scheduler: Any, steps: int | None, sigmas: Sequence[float] | None) -> torch.Tensor:
+    """`(2N + 1,)` float64: weights of the N velocities, of N changes of the sample, and of the first sample."""
+    if sigmas is not None:
+        scheduler.set_timesteps(sigmas=list(sigmas))
+    else:
+        scheduler.set_timesteps(steps)
+    count = len(scheduler.timesteps)
+    # (1, 1, 1, 1, 2N + 1) each: multistep schedulers index batch and channel axes.
+    columns = torch.eye(2 * count + 1, dtype=torch.float64).view(-1, 1, 1, 1, 1, 2 * count + 1)
+    sample = columns[-1]
+    for index, timestep in enumerate(scheduler.timesteps):
+        sample = scheduler.step(columns[index], timestep, sample, return_dict=False)[0].double()
+        sample = sample + columns[count + index]
+    return sample.flatten()

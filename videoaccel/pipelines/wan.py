@@ -105,6 +105,7 @@ class WanFamily(Family):
                     sigma={"video": schedule.sigmas[index]},
                     sigma_next={"video": schedule.sigmas[index + 1]},
                     coefficient={"video": schedule.coefficients[index]},
+                    carry={"video": schedule.carries[index]},
                     branches={"cond": weight, "uncond": 1.0 - weight} if guided else {"cond": 1.0},
                 )
             )
@@ -232,8 +233,7 @@ class WanRun(Run):
             self._latents = tensors["latents"]
             if controller is not None:
                 corrected = controller.after_step(self.steps[index], self.latents)
-                if corrected is not None:
-                    self._latents = corrected["video"]
+                self._latents = (corrected or {}).get("video", self._latents)
             self._synchronise()
             self.timings.step_s.append(time.perf_counter() - begun)
             self._tell(on_progress, "denoise", index + 1, len(self.steps), step_s=self.timings.step_s[-1])
