@@ -152,12 +152,48 @@ def descend(
     return norm
 
 
-def save_half(module: torch.nn.Module, path: Path) -> None:
-    """Weights as float16 safetensors, the form that ships."""
+PART_BYTES = 14_000_000
+
+
+def save_half(module: torch.nn.Module, folder: Path, name: str) -> None:
+    """Weights as float16 safetensors, as they ship, in parts small enough to carry: `NAME.0.safetensors` on.
+
+    Written under another name first, so that a run that is cut off leaves the last whole set.
+    """
     from safetensors.torch import save_file
 
-    path.parent.mkdir(parents=True, exist_ok=True)
-    state = {
-        key: value.detach().to(torch.float16).cpu().contiguous() for key, value in module.state_dict().items()
-    }
-    save_file(state, path, metadata={"format": "pt"})
+    folder.mkdir(parents=True, exist_ok=True)
+    parts: list[dict[str, torch.Tensor]] = [{}]
+    room = PART_BYTES
+    for key, value in module.state_dict().items():
+        half = value.detach().to(torch.float16).cpu().contiguous()
+        if half.nbytes > room and parts[-1]:
+            parts.append({})
+            room = PART_BYTES
+        parts[-1][key] = half
+        room -= half.nbytes
+    written = []
+    for index, part in enumerate(parts):
+        path = folder / f"{name}.{index}.safetensors"
+        save_file(part, path.with_suffix(".new"), metadata={"format": "pt", "parts": str(len(parts))})
+        written.append(path)
+    for path in written:
+        path.with_suffix(".new").replace(path)
+
+
+def load_half(folder: Path, name: str) -> dict[str, torch.Tensor]:
+    """The float32 state that `save_half` wrote.
+
+    Raises:
+        FileNotFoundError: a part is missing.
+    """
+    from safetensors import safe_open
+    from safetensors.torch import load_file
+
+    first = folder / f"{name}.0.safetensors"
+    with safe_open(first, "pt") as file:
+        count = int(file.metadata()["parts"])
+    state: dict[str, torch.Tensor] = {}
+    for index in range(count):
+        state.update(load_file(folder / f"{name}.{index}.safetensors"))
+    return {key: value.float() for key, value in state.items()}

@@ -15,10 +15,9 @@ from pathlib import Path
 
 import torch
 from diffusers import AutoencoderKLMiniMaxH3, AutoencoderKLMiniMaxH3Audio
-from safetensors.torch import load_file
 
 from training.batches import TASKS, Batch, Batcher, add_noise, blank_prompts, draw_sigmas, predict
-from training.common import Budget, Log, descend, mixed_optimizers, save_half
+from training.common import Budget, Log, descend, load_half, mixed_optimizers, save_half
 from training.forward import block_forward
 from training.latents import Codec, build_latents
 from training.skeleton import AUDIO_VAE, VIDEO_VAE, build_models, build_tokenizer
@@ -37,7 +36,7 @@ def load_codec(folder: Path, device: torch.device) -> Codec:
     vae = AutoencoderKLMiniMaxH3(**{**VIDEO_VAE, **{key: tuple(statistics[0][key]) for key in keys}})
     audio = AutoencoderKLMiniMaxH3Audio(**{**AUDIO_VAE, **{key: list(statistics[1][key]) for key in keys}})
     for model, name in ((vae, "vae"), (audio, "audio_vae")):
-        model.load_state_dict({k: v.float() for k, v in load_file(folder / f"{name}.safetensors").items()})
+        model.load_state_dict(load_half(folder, name))
         model.to(device).eval().requires_grad_(False)
     vae.use_tiling = False
     return Codec(vae, audio)
@@ -57,8 +56,7 @@ def load_networks(folder: Path | None, device: torch.device) -> torch.nn.ModuleD
             torch.nn.init.zeros_(head.bias)
     else:
         for name, network in networks.items():
-            state = {k: v.float() for k, v in load_file(folder / f"{name}.safetensors").items()}
-            network.load_state_dict(state)
+            network.load_state_dict(load_half(folder, name))
     return networks.to(device)
 
 
@@ -159,7 +157,9 @@ def parse() -> argparse.Namespace:
     parser.add_argument(
         "--decay-share", type=float, default=0.25, help="last share of the run in which lr falls to 0"
     )
-    parser.add_argument("--optimizers", default="muon", help="several: a short trial picks one")
+    parser.add_argument(
+        "--optimizers", default="muon", help="kind or kind:lr; of several, a short trial picks one"
+    )
     parser.add_argument("--trial-seconds", type=float, default=45)
     parser.add_argument("--guidance", type=float, default=4.0)
     parser.add_argument("--audio-guidance", type=float, default=2.0)
@@ -219,19 +219,27 @@ def main() -> None:
             with torch.autocast(device.type, torch.bfloat16, enabled=amp):
                 parts = losses(networks, batch)
             for group in (group for optimizer in optimizers for group in optimizer.param_groups):
-                group["lr"] = arguments.lr * factor
+                group["lr"] = group["initial_lr"] * factor
             norm = descend(parts["video"] + AUDIO_WEIGHT * parts["audio"], parameters, optimizers)
             average.update(networks)
             if step % 100 == 0:
                 numbers = {name: float(value.detach()) for name, value in parts.items()}
                 log(run=kind, step=step, share=round(share, 3), factor=factor, grad=float(norm), **numbers)
+            if step % 1000 == 999 and decay:
+                save(average)
             if step % 500 == 499:
                 log(run=kind, step=step, **validate(average.shadow, held_back, blank, amp))
         return step
 
+    def save(average: Average) -> None:
+        for name, network in average.shadow.items():
+            save_half(network, arguments.out, name)
+
     def fresh(kind: str):
+        """New networks for an optimiser given as `kind` or `kind:lr`."""
+        name, _, rate = kind.partition(":")
         networks = load_networks(arguments.resume, device)
-        return networks, Average(networks), optimizers_of(networks, kind, arguments.lr)
+        return networks, Average(networks), optimizers_of(networks, name, float(rate or arguments.lr))
 
     kinds = arguments.optimizers.split(",")
     chosen, best = kinds[0], math.inf
@@ -258,8 +266,7 @@ def main() -> None:
         warm=200 if arguments.resume is None else 50,
     )
     log(event="done", steps=steps, **validate(average.shadow, held_back, blank, amp))
-    for name, network in average.shadow.items():
-        save_half(network, arguments.out / f"{name}.safetensors")
+    save(average)
 
 
 if __name__ == "__main__":

@@ -44,14 +44,14 @@ VIDEO_VAE = {
     "latents_std": (1.0,) * LATENT_CHANNELS,
 }
 AUDIO_VAE = {
-    "encoder_dim": 12,
-    "encoder_rates": (8, 10, 10),
+    "encoder_dim": 16,
+    "encoder_rates": (40, 20),
     "latent_dim": 96,
     "latent_channels": AUDIO_CHANNELS,
     "num_attention_heads": 4,
     "decoder_dim": 96,
-    "decoder_rates": (10, 10, 8),
-    "decoder_kernel_sizes": (20, 20, 16),
+    "decoder_rates": (20, 40),
+    "decoder_kernel_sizes": (40, 80),
     "resblock_kernel_sizes": (7,),
     "resblock_dilation_sizes": ((1, 3),),
     "latents_mean": [0.0] * AUDIO_CHANNELS,

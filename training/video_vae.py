@@ -158,7 +158,7 @@ def main() -> None:
         module._compiled_call_impl = None
     with torch.autocast(device.type, torch.bfloat16, enabled=device.type == "cuda"):
         result = evaluate(vae, test)
-    save_half(vae, arguments.out / "vae.safetensors")
+    save_half(vae, arguments.out, "vae")
     (arguments.out / "vae.json").write_text(json.dumps(result))
     log(event="done", step=step, psnr_db=result["psnr_db"])
 

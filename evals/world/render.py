@@ -28,7 +28,7 @@ from evals.world.spec import (
 WAVES = 5
 DISTRACTORS = 4
 SAMPLE_RATE = 32000
-_TONE_DECAY = 0.055
+_TONE_DECAY = 0.1
 HUMS = (80.0, 120.0, 160.0, 200.0)
 
 
