@@ -7,6 +7,7 @@ without the machine's own plugins, and each test becomes a row: name, outcome, s
 from __future__ import annotations
 
 import argparse
+import math
 import os
 import sys
 from collections.abc import Sequence
@@ -39,7 +40,7 @@ class Collector:
         if report.failed or (report.skipped and row["outcome"] == "passed"):
             row["outcome"] = report.outcome
             row["why"] = why(report)
-        row.update(report.user_properties)
+        row.update({name: storable(value) for name, value in report.user_properties})
 
     def pytest_collectreport(self, report: Any) -> None:
         """A file that cannot be imported would otherwise run no test and fail none."""
@@ -48,6 +49,12 @@ class Collector:
 
     def _row(self, name: str) -> dict[str, Any]:
         return self.rows.setdefault(name, {"name": name, "outcome": "passed", "seconds": 0.0})
+
+
+def storable(value: Any) -> Any:
+    """A measurement as the result file takes it: a NaN is a finding of its test, and must not cost the file."""
+    plain = isinstance(value, int | str) or (isinstance(value, float) and math.isfinite(value))
+    return value if plain else str(value)
 
 
 def why(report: Any) -> str:
@@ -81,7 +88,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         # Plugins that happen to be installed are no part of what is recorded.
         os.environ["PYTEST_DISABLE_PLUGIN_AUTOLOAD"] = "1"
         collector = Collector()
-        options = ["-q", f"--rootdir={ROOT}", f"--config-file={ROOT / 'pyproject.toml'}"]
+        options = ["-q", f"--rootdir={ROOT}", "-c", str(ROOT / "pyproject.toml")]
         # tests/conftest.py wants packages that an accelerator machine may lack.
         options += [f"--confcutdir={FOLDER}", "-p", "no:cacheprovider", str(FOLDER)]
         options += ["-k", args.only] if args.only else []

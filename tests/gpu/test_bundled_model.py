@@ -27,8 +27,8 @@ REQUESTS = {
     "ref2va": Request(**SMALL, seed=7, references=(Reference(kind="image", image=picture(2)),)),
     "fl2va": Request(**SMALL, seed=6, first_frame=picture(0), last_frame=picture(1, 50, 90)),
 }
-LATENT_TOLERANCE = 1e-3
-"""Relative L2 of final latents, CUDA against CPU, float32 with TF32 off, over 3 forwards."""
+LATENT_TOLERANCE = 1e-4
+"""Relative L2 of final latents, CUDA against CPU, float32, over 3 forwards. TF32 alone rounds at 5e-4."""
 
 
 def assert_same_clip(one: Clip, two: Clip) -> None:
