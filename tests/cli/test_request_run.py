@@ -14,7 +14,7 @@ from videoaccel.cli.request_run import noise_digest, run_request
 from videoaccel.errors import UserError
 from videoaccel.install import accelerate
 from videoaccel.media import read_video
-from videoaccel.pipelines.request import Request
+from videoaccel.pipelines.request import Cancelled, Request
 
 
 def test_a_family_without_sound_makes_a_silent_clip(build_wan: Callable[..., Any], tmp_path: Path) -> None:
@@ -35,6 +35,25 @@ def test_a_family_without_sound_makes_a_silent_clip(build_wan: Callable[..., Any
     assert len(noise_digest(outcome.run)) == 64
     # The comparison with a bare loop is wired up for H3 only: None, not a number.
     assert bare_call(outcome.run) is None and bare_loop(outcome.run) is None
+
+
+def test_cancel_stops_before_the_next_step_and_writes_nothing(
+    build_wan: Callable[..., Any], tmp_path: Path
+) -> None:
+    done: list[int] = []
+    request = Request(prompt="a boat", height=32, width=32, num_frames=5, steps=4, guidance=1.0)
+    with accelerate(build_wan()) as handle, pytest.raises(Cancelled, match="2 of 4"):
+        run_request(
+            handle,
+            request,
+            model="tiny",
+            weights="random",
+            out=tmp_path / "a.mp4",
+            prompt_embeds=torch.zeros(1, 512, 32),
+            on_progress=lambda progress: done.append(progress.done if progress.stage == "denoise" else 0),
+            cancel=lambda: max(done, default=0) == 2,
+        )
+    assert max(done) == 2 and list(tmp_path.iterdir()) == []
 
 
 def test_an_output_that_cannot_be_written_leaves_nothing(

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from videoaccel.errors import UserError
+from videoaccel.errors import RequestError, UserError
 from videoaccel.pipelines.family import (
     Cancelled,
     ForwardCall,
@@ -158,6 +158,23 @@ def test_controller_can_replace_velocities_and_correct_the_sample(tiny: Any) -> 
     clip = family_of(tiny).generate(tiny, REQUESTS["mixed"], controller=Zero())
     torch.testing.assert_close(clip.latents["audio"], clip.initial_noise["audio"])
     torch.testing.assert_close(clip.latents["video"], clip.initial_noise["video"] + 1.0)
+
+
+def test_what_is_not_finite_ends_the_request(tiny: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Broken(Recorder):
+        def velocity(self, call: ForwardCall) -> Streams:
+            return {name: value * torch.nan for name, value in call.dense().items()}
+
+    family = family_of(tiny)
+    with pytest.raises(RequestError, match="video latent is not finite after 3 forwards"):
+        family.generate(tiny, REQUESTS["t2va"], controller=Broken())
+    # Finite latents can still break a half-precision decoder.
+    decode = type(tiny.vae).decode
+    monkeypatch.setattr(
+        type(tiny.vae), "decode", lambda *args, **kwargs: (decode(*args, **kwargs)[0] * torch.nan,)
+    )
+    with pytest.raises(RequestError, match="decoded frames hold values that are not finite"):
+        family.generate(tiny, REQUESTS["t2va"])
 
 
 def test_progress_reports_every_stage_and_step_with_times(tiny: Any) -> None:

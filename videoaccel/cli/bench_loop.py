@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import queue
 import statistics
@@ -11,17 +12,16 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 
 from videoaccel.cli.bare import bare_call, bare_loop
-from videoaccel.cli.request_run import Outcome, run_request
+from videoaccel.cli.request_run import run_request
 from videoaccel.install import Handle
 from videoaccel.pipelines.request import Request
-
-STAGES = ("encode", "denoise", "decode", "mux")
+from videoaccel.receipt import STAGES, Receipt
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,9 +43,20 @@ class Work:
 
     def numbered(self, index: int) -> Request:
         """Request number `index`."""
-        import dataclasses
-
         return dataclasses.replace(self.request, seed=self.request.seed + index)
+
+
+class Ended(NamedTuple):
+    """What is kept of a request. Its clip and run are let go: they hold gigabytes on host and device, which
+    would fill the one and count as the peak of the other.
+
+    Attributes:
+        receipt: the record.
+        latency_s: from submission to the written file, waiting for the device included.
+    """
+
+    receipt: Receipt
+    latency_s: float
 
 
 @dataclass(kw_only=True)
@@ -53,13 +64,13 @@ class Measured:
     """A row's raw figures.
 
     Attributes:
-        outcomes: the timed requests, in the order they ended.
+        ended: the timed requests, in the order they ended.
         wall_s: seconds in which they ran, from the first one sent to the last one ended; bare calls left out.
         bare_s: seconds of each bare diffusers run, empty where none was made.
         ours_s: seconds of the same part of our own requests, in the same order.
     """
 
-    outcomes: list[Outcome] = field(default_factory=list)
+    ended: list[Ended] = field(default_factory=list)
     wall_s: float = 0.0
     bare_s: list[float] = field(default_factory=list)
     ours_s: list[float] = field(default_factory=list)
@@ -85,7 +96,7 @@ def measure(
     with tempfile.TemporaryDirectory(prefix="videoaccel-bench-") as folder:
         gate = threading.Lock()
 
-        def one(index: int) -> Outcome:
+        def one(index: int) -> Ended:
             out = Path(folder) / f"{index}.mp4"
             outcome = run_request(
                 handle,
@@ -98,7 +109,7 @@ def measure(
                 device_gate=gate,
             )
             out.unlink(missing_ok=True)
-            return outcome
+            return Ended(outcome.receipt, outcome.latency_s)
 
         for index in range(warmup):
             say(f"warm-up {index + 1}/{warmup}")
@@ -108,19 +119,19 @@ def measure(
                 bare_first = compare and index % 2 == 1
                 bare = bare_run(handle, work, index) if bare_first else None
                 start = time.perf_counter()
-                outcome = one(index)
+                ended = one(index)
                 measured.wall_s += time.perf_counter() - start
-                measured.outcomes.append(outcome)
-                say(f"request {index + 1}/{requests}: {outcome.latency_s:.2f} s")
+                measured.ended.append(ended)
+                say(f"request {index + 1}/{requests}: {ended.latency_s:.2f} s")
                 if compare and not bare_first:
                     bare = bare_run(handle, work, index)
                 if bare is not None:
                     measured.bare_s.append(bare)
-                    measured.ours_s.append(comparable(outcome, work))
+                    measured.ours_s.append(comparable(ended, work))
                     say(f"bare diffusers: {bare:.2f} s")
             return measured
         start = time.perf_counter()
-        measured.outcomes = closed_loop(one, requests=requests, inflight=inflight, say=say)
+        measured.ended = closed_loop(one, requests=requests, inflight=inflight, say=say)
         measured.wall_s = time.perf_counter() - start
         for index in range(requests if compare else 0):
             sides = ("ours", "bare") if index % 2 == 0 else ("bare", "ours")
@@ -135,13 +146,13 @@ def measure(
 
 
 def closed_loop(
-    one: Callable[[int], Outcome], *, requests: int, inflight: int, say: Callable[[str], None]
-) -> list[Outcome]:
+    one: Callable[[int], Ended], *, requests: int, inflight: int, say: Callable[[str], None]
+) -> list[Ended]:
     """Keeps `inflight` requests in the system until `requests` have ended; the first error ends it."""
     numbers: queue.SimpleQueue[int] = queue.SimpleQueue()
     for index in range(requests):
         numbers.put(index)
-    ended: list[Outcome] = []
+    ended: list[Ended] = []
     errors: list[BaseException] = []
     count = itertools.count(1)
 
@@ -152,12 +163,12 @@ def closed_loop(
             except queue.Empty:
                 return
             try:
-                outcome = one(index)
+                request = one(index)
             except BaseException as error:  # handed to the caller, whatever it is
                 errors.append(error)
                 return
-            ended.append(outcome)
-            say(f"request {next(count)}/{requests}: {outcome.latency_s:.2f} s")
+            ended.append(request)
+            say(f"request {next(count)}/{requests}: {request.latency_s:.2f} s")
 
     clients = [threading.Thread(target=client, daemon=True) for _ in range(min(inflight, requests))]
     for thread in clients:
@@ -180,9 +191,9 @@ def bare_run(handle: Handle, work: Work, index: int) -> float | None:
     return bare_loop(run)
 
 
-def comparable(outcome: Outcome, work: Work) -> float:
+def comparable(ended: Ended, work: Work) -> float:
     """The seconds of our run that `bare_run` has a counterpart for."""
-    times = outcome.receipt.timings
+    times = ended.receipt.timings
     if work.prompt_embeds is None:
         return times.encode_s + times.denoise_s + times.decode_s
     return times.denoise_s
@@ -192,8 +203,8 @@ def row_of(
     tier: str, config: dict[str, Any], work: Work, measured: Measured, *, inflight: int
 ) -> dict[str, Any]:
     """One tier's row of the benchmark: figures of what was run, null for what was not."""
-    receipts = [outcome.receipt for outcome in measured.outcomes]
-    latencies = [outcome.latency_s for outcome in measured.outcomes]
+    receipts = [ended.receipt for ended in measured.ended]
+    latencies = [ended.latency_s for ended in measured.ended]
     first = receipts[0]
     whole = set(work.stages) == set(STAGES)
     peaks = [r.memory for r in receipts if r.memory.peak_allocated is not None]

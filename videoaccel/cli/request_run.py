@@ -13,11 +13,10 @@ from typing import Any
 import torch
 
 from videoaccel.cli.environment import device_name
-from videoaccel.errors import RequestError
 from videoaccel.install import Handle
 from videoaccel.media import write_video
 from videoaccel.pipelines.family import Run
-from videoaccel.pipelines.request import Clip, OnProgress, Progress, Request
+from videoaccel.pipelines.request import CancelFlag, Clip, OnProgress, Request
 from videoaccel.receipt import Memory, Receipt, recording
 
 GATE: AbstractContextManager[Any] = nullcontext()
@@ -50,6 +49,7 @@ def run_request(
     prompt_embeds: torch.Tensor | None = None,
     decode: bool = True,
     on_progress: OnProgress | None = None,
+    cancel: CancelFlag | None = None,
     on_mux: Callable[[], None] | None = None,
     device_gate: AbstractContextManager[Any] = GATE,
     notes: tuple[str, ...] = (),
@@ -64,13 +64,15 @@ def run_request(
         prompt_embeds: `(1, L, D)`, for a pipeline without a text encoder; encoding is then not booked.
         decode: False stops after denoising.
         on_progress: see `OnProgress`.
+        cancel: asked before each stage and each step; True stops the request.
         on_mux: called before the mp4 is written.
         device_gate: held while the device is in use, so that the muxing of one request overlaps the next.
         notes: further notes for the receipt.
 
     Raises:
         UserError: as `Family.start`, or the output can't be written.
-        RequestError: the latents are not finite.
+        RequestError: the latents, or what they decode to, are not finite.
+        Cancelled: `cancel` returned True; no file was written.
     """
     submitted = time.perf_counter()
     pipe, family = handle.pipe, handle.family
@@ -81,14 +83,9 @@ def run_request(
             if device.type == "cuda":
                 torch.cuda.reset_peak_memory_stats(device)
             run = family.start(pipe, request, prompt_embeds=prompt_embeds, decode=decode)
-            tell(on_progress, "encode", 0, 1)
-            run.encode()
-            tell(on_progress, "denoise", 0, len(run.steps))
-            run.denoise(on_progress=on_progress)
-            check_finite(run)
+            run.make_latents(on_progress=on_progress, cancel=cancel)
             if decode:
-                tell(on_progress, "decode", 0, 1)
-                clip = run.decode()
+                clip = run.make_clip(on_progress=on_progress, cancel=cancel)
             peak: dict[str, int] = {}
             if device.type == "cuda":
                 peak["peak_allocated"] = torch.cuda.max_memory_allocated(device)
@@ -124,21 +121,6 @@ def run_request(
             recorder.note(note)
         receipt = recorder.receipt()
     return Outcome(clip=clip, receipt=receipt, run=run, latency_s=time.perf_counter() - submitted)
-
-
-def tell(on_progress: OnProgress | None, stage: Any, done: int, total: int) -> None:
-    """Reports the start of a stage."""
-    if on_progress is not None:
-        on_progress(Progress(stage=stage, done=done, total=total, step_s=0.0, elapsed_s=0.0))
-
-
-def check_finite(run: Run) -> None:
-    """Raises RequestError for latents that hold a NaN or an infinity: no clip is made of them."""
-    for stream, latent in run.latents.items():
-        if not bool(torch.isfinite(latent).all()):
-            raise RequestError(
-                f"the {stream} latent is not finite after {len(run.steps)} forwards; no clip was written"
-            )
 
 
 def noise_digest(run: Run) -> str:

@@ -17,7 +17,7 @@ from typing import Any, ClassVar, Protocol
 
 import torch
 
-from videoaccel.errors import UserError
+from videoaccel.errors import RequestError, UserError, unknown
 from videoaccel.pipelines.layout import Layout, Segment
 from videoaccel.pipelines.request import (
     CancelFlag,
@@ -122,7 +122,7 @@ class Controller(Protocol):
     def after_step(self, step: StepInfo, latents: Streams) -> Streams | None:
         """Sees the sample after the scheduler's step; returns the streams it corrects, or None to leave all.
 
-        `step.carry` of a correction reaches the final latent: all of it under Euler, little of it under UniPC.
+        `step.carry` of a correction reaches the final latent: all of it under Euler, little under UniPC.
         """
         ...
 
@@ -132,7 +132,8 @@ class Run(ABC):
 
     The stages run in order, each once: `encode`, `denoise`, `decode`. Nothing is stored on the pipeline, its
     modules or its schedulers, so a run that raises or is cancelled leaves nothing behind, and two runs can
-    share one pipeline.
+    share one pipeline and take turns on it. Two threads may not be inside a stage at once: the VAE of Wan
+    keeps its feature cache on the module while it works.
 
     Attributes:
         pipe: the pipeline.
@@ -185,6 +186,45 @@ class Run(ABC):
     @abstractmethod
     def decode(self) -> Clip:
         """Latents to frames and sound."""
+
+    def make_latents(
+        self,
+        *,
+        on_progress: OnProgress | None = None,
+        cancel: CancelFlag | None = None,
+        controller: Controller | None = None,
+    ) -> None:
+        """`encode` and `denoise`, with progress and cancel before each.
+
+        Raises:
+            Cancelled: `cancel` returned True before a stage or a step.
+            RequestError: a final latent holds a NaN or an infinity: no clip is made of it.
+        """
+        self._check(cancel)
+        self._tell(on_progress, "encode", 0, 1)
+        self.encode()
+        self._tell(on_progress, "encode", 1, 1)
+        self._check(cancel)
+        self._tell(on_progress, "denoise", 0, len(self.steps))
+        self.denoise(on_progress=on_progress, cancel=cancel, controller=controller)
+        for stream, latent in self.latents.items():
+            if not bool(torch.isfinite(latent).all()):
+                raise RequestError(
+                    f"the {stream} latent is not finite after {len(self.steps)} forwards; no clip was made"
+                )
+
+    def make_clip(self, *, on_progress: OnProgress | None = None, cancel: CancelFlag | None = None) -> Clip:
+        """`decode`, with progress, and cancel before it.
+
+        Raises:
+            Cancelled: `cancel` returned True.
+            RequestError: a decoded frame or the sound holds a NaN or an infinity.
+        """
+        self._check(cancel)
+        self._tell(on_progress, "decode", 0, 1)
+        clip = self.decode()
+        self._tell(on_progress, "decode", 1, 1)
+        return clip
 
     def _synchronise(self) -> None:
         device = torch.device(self.pipe._execution_device)
@@ -289,21 +329,11 @@ class Family(ABC):
 
         Raises:
             UserError: as `resolve`.
-            Cancelled: `cancel` returned True before a stage or a step.
+            Cancelled, RequestError: as `Run.make_latents` and `Run.make_clip`.
         """
         run = self.start(pipe, request, prompt_embeds=prompt_embeds)
-        run._check(cancel)
-        run._tell(on_progress, "encode", 0, 1)
-        run.encode()
-        run._tell(on_progress, "encode", 1, 1)
-        run._check(cancel)
-        run._tell(on_progress, "denoise", 0, len(run.steps))
-        run.denoise(on_progress=on_progress, cancel=cancel, controller=controller)
-        run._check(cancel)
-        run._tell(on_progress, "decode", 0, 1)
-        clip = run.decode()
-        run._tell(on_progress, "decode", 1, 1)
-        return clip
+        run.make_latents(on_progress=on_progress, cancel=cancel, controller=controller)
+        return run.make_clip(on_progress=on_progress, cancel=cancel)
 
 
 def family_named(name: str) -> Family:
@@ -313,7 +343,7 @@ def family_named(name: str) -> Family:
         UserError: no such family.
     """
     if name not in FAMILIES:
-        raise UserError(f"Unknown model family {name!r}; known: {', '.join(FAMILIES)}.")
+        raise unknown("model family", name, FAMILIES)
     module, _, attribute = FAMILIES[name].partition(":")
     family: Family = getattr(importlib.import_module(module), attribute)()
     return family

@@ -14,7 +14,7 @@ from typing import Any, ClassVar
 import numpy as np
 import torch
 
-from videoaccel.errors import UserError, unknown
+from videoaccel.errors import RequestError, UserError, unknown
 from videoaccel.pipelines.family import BlockStack, Controller, Family, ForwardCall, Run
 from videoaccel.pipelines.h3_layout import Condition, h3_layout
 from videoaccel.pipelines.h3_request import TASKS, canvas_for, resolve
@@ -28,6 +28,7 @@ from videoaccel.pipelines.request import (
     Request,
     StepInfo,
     Streams,
+    finished_frames,
 )
 from videoaccel.pipelines.schedule import StreamSchedule, stream_schedule
 
@@ -269,13 +270,16 @@ class MiniMaxH3Run(Run):
         latents = {name: value.cpu() for name, value in self.latents.items()}
         for block in (block for name, block in self._blocks.items() if name.startswith("decode")):
             _, self._state = block(self._view, self._state)
-        frames = self._state.get("videos")[0]
+        frames = finished_frames(self._state.get("videos")[0])
+        # The run outlives its clip where a caller keeps it; the float frames are four times the clip's size.
+        self._state.set("videos", None)
         audio = self._state.get("audio")[0].float().cpu().numpy()
+        if not np.isfinite(audio).all():
+            raise RequestError("the decoded sound holds values that are not finite; no clip was made")
         self._synchronise()
         self.timings.decode_s = time.perf_counter() - start
         return Clip(
-            # The rounding of diffusers' numpy_to_pil.
-            frames=(np.asarray(frames) * 255).round().astype("uint8"),
+            frames=frames,
             audio=audio,
             sampling_rate=int(self._state.get("sampling_rate")),
             fps=self.plan.fps,

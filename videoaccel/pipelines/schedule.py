@@ -21,9 +21,9 @@ class StreamSchedule:
         sigmas: N + 1 noise levels, the terminal one included.
         coefficients: b_i, N values. Euler: the sigma difference of the step, with the scheduler's own sign.
             A multistep scheduler (UniPC) uses an output in several updates; b_i is the sum over them.
-        carries: c_i, N values: what a change of the sample after step i is worth on the final latent. Euler: 1.
-            A scheduler with a corrector (UniPC) starts each update from its own copy of an earlier sample and
-            drops most of such a change.
+        carries: c_i, N values: what a change of the sample after step i is worth on the final latent. 1 for
+            Euler. A scheduler with a corrector (UniPC) starts each update from its own copy of an earlier
+            sample and drops most of such a change.
         initial: a, the weight of the initial sample.
     """
 
@@ -41,8 +41,8 @@ def stream_schedule(
 
     A deterministic sampler without thresholding is linear in its sample and its model outputs, whatever its
     order, so one run over unit vectors gives every coefficient: column i carries velocity 1 at step i and 0
-    elsewhere, column N + i a sample changed by 1 after step i, and the last column the initial sample. Float64
-    but for what the scheduler itself rounds (diffusers' flow-matching Euler computes in float32).
+    elsewhere, column N + i a sample changed by 1 after step i, and the last column the initial sample.
+    Float64 but for what the scheduler itself rounds (diffusers' flow-matching Euler computes in float32).
 
     Args:
         scheduler: a diffusers scheduler with `set_timesteps` and `step`.
@@ -82,7 +82,7 @@ def stream_schedule(
 
 
 def _weights(scheduler: Any, steps: int | None, sigmas: Sequence[float] | None) -> torch.Tensor:
-    """`(2N + 1,)` float64: weights of the N velocities, of N changes of the sample, and of the first sample."""
+    """`(2N + 1,)` float64: weights of N velocities, of N changes of the sample, and of the first sample."""
     if sigmas is not None:
         scheduler.set_timesteps(sigmas=list(sigmas))
     else:

@@ -13,13 +13,21 @@ from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Any, ClassVar
 
-import numpy as np
 import torch
 
 from videoaccel.errors import UserError, unknown
 from videoaccel.pipelines.family import BlockStack, Controller, Family, ForwardCall, Run
 from videoaccel.pipelines.layout import Layout, Segment
-from videoaccel.pipelines.request import CancelFlag, Clip, OnProgress, Plan, Request, StepInfo, Streams
+from videoaccel.pipelines.request import (
+    CancelFlag,
+    Clip,
+    OnProgress,
+    Plan,
+    Request,
+    StepInfo,
+    Streams,
+    finished_frames,
+)
 from videoaccel.pipelines.schedule import StreamSchedule, stream_schedule
 from videoaccel.pipelines.wan_request import resolve
 
@@ -277,11 +285,11 @@ class WanRun(Run):
         # As the stock call: divide by the inverse, so that the rounding is the same.
         latents = latents / (1.0 / std).to(latents) + mean.to(latents)
         video = view.vae.decode(latents, return_dict=False)[0]
-        frames = view.video_processor.postprocess_video(video, output_type="np")[0]
+        frames = finished_frames(view.video_processor.postprocess_video(video, output_type="np")[0])
         self._synchronise()
         self.timings.decode_s = time.perf_counter() - start
         return Clip(
-            frames=(np.asarray(frames) * 255).round().astype("uint8"),
+            frames=frames,
             audio=None,
             sampling_rate=None,
             fps=self.plan.fps,
