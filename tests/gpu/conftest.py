@@ -49,7 +49,7 @@ stock_h3, make_wan, picture = _shared.stock_h3, _shared.make_wan, _shared.pictur
 
 
 def relative_l2(value: torch.Tensor, reference: torch.Tensor) -> float:
-    """|value - reference| / |reference|, in float64 on the CPU; refuses NaN, infinity and a zero reference."""
+    """|value - reference| / |reference| in float64; refuses NaN, infinity and a reference of 0."""
     a, b = value.detach().double().cpu(), reference.detach().double().cpu()
     assert a.shape == b.shape and a.isfinite().all() and b.isfinite().all() and b.any()
     return float(torch.linalg.vector_norm(a - b) / torch.linalg.vector_norm(b))
