@@ -1,6 +1,8 @@
 """Trains tiny-h3's video VAE on clips rendered on the accelerator.
 
-`python -m training.video_vae --seconds 300 --out DIR`. A clip of 22 frames is the shortest that has every
+`python -m training.video_vae --seconds 350 --out DIR [--resume DIR [--decoder-only]]`.
+
+A clip of 22 frames is the shortest that has every
 kind of latent frame: two chunks, and the cross-fade between them. The loss is on pixels and on their
 differences, with a light pull of the posterior towards a unit normal; the posterior is sampled, which teaches
 the decoder to bear the small errors of generated latents.
@@ -23,6 +25,7 @@ from training.common import (
     denormalise,
     descend,
     draw_specs,
+    load_half,
     mixed_optimizers,
     normalise,
     pictures,
@@ -75,10 +78,11 @@ def reconstruction(decoded: torch.Tensor, pixels: torch.Tensor) -> dict[str, tor
 
 
 def loss_of(
-    vae: AutoencoderKLMiniMaxH3, pixels: torch.Tensor
+    vae: AutoencoderKLMiniMaxH3, pixels: torch.Tensor, moments: torch.Tensor | None = None
 ) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
-    """The training loss and its parts."""
-    mean, logvar = encode_moments(vae, pixels).float().chunk(2, dim=1)
+    """The training loss and its parts; given `moments` stand for a frozen encoder's."""
+    given = encode_moments(vae, pixels) if moments is None else moments
+    mean, logvar = given.float().chunk(2, dim=1)
     logvar = logvar.clamp(-12, 6)
     latents = mean + torch.exp(0.5 * logvar) * torch.randn_like(mean)
     parts = reconstruction(vae._decode(latents).float(), pixels)
@@ -89,16 +93,20 @@ def loss_of(
 @torch.no_grad()
 def evaluate(vae: AutoencoderKLMiniMaxH3, frames: torch.Tensor) -> dict[str, object]:
     """PSNR in dB (MSE over a clip, median of clips), and channel statistics of latents."""
-    psnrs, latents = [], []
+    psnrs, object_psnrs, latents = [], [], []
     for part in frames.split(16):
         mean = encode_moments(vae, normalise(part)).chunk(2, dim=1)[0]
         decoded = denormalise(vae._decode(mean))
-        error = (decoded.float() - part.float()).pow(2).mean(dim=(1, 2, 3, 4))
-        psnrs += (10 * torch.log10(255.0**2 / error)).tolist()
+        error = (decoded.float() - part.float()).pow(2).mean(dim=4)
+        objects = (object_weight(normalise(part))[:, 0] > 1).float()
+        psnrs += (10 * torch.log10(255.0**2 / error.mean(dim=(1, 2, 3)))).tolist()
+        inside = (error * objects).sum(dim=(1, 2, 3)) / objects.sum(dim=(1, 2, 3)).clamp_min(1)
+        object_psnrs += (10 * torch.log10(255.0**2 / inside)).tolist()
         latents.append(mean.float())
     stacked = torch.cat(latents).transpose(0, 1).flatten(1)
     return {
         "psnr_db": float(torch.tensor(psnrs).median()),
+        "object_psnr_db": float(torch.tensor(object_psnrs).median()),
         "latents_mean": stacked.mean(1).tolist(),
         "latents_std": stacked.std(1).tolist(),
     }
@@ -113,8 +121,10 @@ def main() -> None:
     parser.add_argument("--lr", type=float, default=3e-3)
     parser.add_argument("--test", type=int, default=64, help="held-back clips to report on")
     parser.add_argument("--seed", type=int, default=10_000_000)
-    parser.add_argument("--resume", type=Path, help="a float16 state to go on from")
-    parser.add_argument("--compile", action="store_true")
+    parser.add_argument("--resume", type=Path, help="a folder to go on from")
+    parser.add_argument(
+        "--decoder-only", action="store_true", help="keep the encoder, and so all latents, as is"
+    )
     arguments = parser.parse_args()
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     torch.manual_seed(0)
@@ -124,24 +134,26 @@ def main() -> None:
     vae = AutoencoderKLMiniMaxH3(**VIDEO_VAE).to(device)
     vae.use_tiling = False
     if arguments.resume:
-        from safetensors.torch import load_file
-
-        vae.load_state_dict({k: v.float() for k, v in load_file(arguments.resume).items()})
+        vae.load_state_dict(load_half(arguments.resume, "vae"))
     frames = pictures(draw_specs(arguments.seed, arguments.clips, FRAMES), device)
     test = pictures(draw_specs(arguments.seed - 100_000, arguments.test, 39), device)
     log(event="rendered", clips=len(frames))
+    moments = None
+    if arguments.decoder_only:
+        vae.encoder.requires_grad_(False)
+        vae.quant_conv.requires_grad_(False)
+        with torch.no_grad():
+            moments = torch.cat([encode_moments(vae, normalise(part)).half() for part in frames.split(128)])
+        log(event="encoded")
+    parameters = [p for p in vae.parameters() if p.requires_grad]
     blocks = vae.decoder.transformer_blocks
     optimizers = mixed_optimizers(vae, [p for p in blocks.parameters() if p.ndim == 2], arguments.lr)
-    if arguments.compile:
-        torch._dynamo.config.suppress_errors = True
-        vae.encoder.compile(dynamic=False)
-        vae.decoder.compile(dynamic=False)
     order = torch.randperm(len(frames), device=device)
     cursor, begin = 0, budget.share
     for step in budget.steps():
         if cursor + arguments.batch > len(order):
             order, cursor = torch.randperm(len(frames), device=device), 0
-        batch = frames[order[cursor : cursor + arguments.batch]]
+        rows = order[cursor : cursor + arguments.batch]
         cursor += arguments.batch
         share = (budget.share - begin) / (1 - begin)
         rate = (
@@ -150,17 +162,19 @@ def main() -> None:
         for group in (group for optimizer in optimizers for group in optimizer.param_groups):
             group["lr"] = rate
         with torch.autocast(device.type, torch.bfloat16, enabled=device.type == "cuda"):
-            loss, parts = loss_of(vae, normalise(batch))
-        norm = descend(loss, list(vae.parameters()), optimizers)
+            loss, parts = loss_of(vae, normalise(frames[rows]), None if moments is None else moments[rows])
+        norm = descend(loss, parameters, optimizers)
         if step % 100 == 0:
             log(step=step, lr=rate, grad=float(norm), **{k: float(v) for k, v in parts.items()})
-    for module in (vae.encoder, vae.decoder):
-        module._compiled_call_impl = None
     with torch.autocast(device.type, torch.bfloat16, enabled=device.type == "cuda"):
         result = evaluate(vae, test)
+    if arguments.decoder_only:
+        # The statistics belong to the latents that the transformer was trained on.
+        before = json.loads((arguments.resume / "vae.json").read_text())
+        result.update({key: before[key] for key in ("latents_mean", "latents_std")})
     save_half(vae, arguments.out, "vae")
     (arguments.out / "vae.json").write_text(json.dumps(result))
-    log(event="done", step=step, psnr_db=result["psnr_db"])
+    log(event="done", step=step, psnr_db=result["psnr_db"], object_psnr_db=result["object_psnr_db"])
 
 
 if __name__ == "__main__":
