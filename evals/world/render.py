@@ -328,8 +328,8 @@ def soundtracks(
         start, pitch, left, right = table[:, index].unbind(1)
         age = time - start[:, None]
         tone = torch.where(age >= 0, torch.exp(-age.clamp_min(0) / _TONE_DECAY), 0.0)
-        # In phase with the clip, not the bounce: pitches are multiples of the audio latents' rate, so a tone is
-        # the same picture in every latent and only its level moves.
+        # In phase with the clip, not the bounce: pitches are multiples of the audio latents' rate, so a tone
+        # is the same picture in every latent and only its level moves.
         tone = tone * torch.sin(2 * math.pi * pitch[:, None] * time)
         sound += torch.stack([left, right], dim=1)[:, :, None] * tone[:, None]
     return sound.clamp(-1, 1)
