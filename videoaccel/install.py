@@ -80,12 +80,12 @@ def accelerate(pipe: Any, config: AccelConfig | None = None) -> Handle:
     budget = config.budget()
     if max(budget.video, budget.audio) > 0 and not spenders:
         raise UserError("nothing in this config spends risk_budget: leave it out, or add a section that does")
-    owners: list[Any] = [pipe]
-    if sections:
-        owners += _transformers(pipe, family)
-    for owner in owners:
+    transformers = _transformers(pipe, family)
+    # At `exact` too: a transformer that carries another pipeline's techniques is not diffusers' own.
+    for owner in (pipe, *transformers):
         if _MARK in vars(owner):
             raise UserError(_taken(pipe, owner))
+    owners: list[Any] = [pipe, *transformers] if sections else [pipe]
     with ExitStack() as undo:
         handle = Handle(pipe=pipe, family=family, config=config, undo=undo)
         for owner in owners:
