@@ -23,6 +23,7 @@ from videoaccel.media import (
     read_audio,
     read_image,
     read_video,
+    resample,
     to_uint8,
     write_json,
     write_video,
@@ -279,6 +280,44 @@ def test_limits_of_references(clip: Path, tmp_path: Path) -> None:
     Image.new("RGB", (4, 400)).save(tmp_path / "thin.png")
     with pytest.raises(UserError, match="too small"):
         read_image(tmp_path / "thin.png")
+
+
+@pytest.mark.parametrize("rate", [16000, 44100, 48000])
+def test_resampling_keeps_a_tone_in_place(rate: int) -> None:
+    def tones(rate: int) -> np.ndarray:
+        t = np.arange(rate) / rate
+        return np.stack([np.sin(2 * np.pi * 440 * t), 0.5 * np.cos(2 * np.pi * 1000 * t)]).astype(np.float32)
+
+    found = resample(tones(rate), rate, 32000)
+    assert found.shape == (2, 32000)
+    # The filter sees silence beyond both ends.
+    np.testing.assert_allclose(found[:, 200:-200], tones(32000)[:, 200:-200], atol=1e-4)
+    assert resample(tones(rate)[:1], rate, 32000).shape == (1, 32000)
+
+
+def test_sound_longer_than_its_container_says_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "lies.mkv"
+    with av.open(str(path), "w") as container:
+        picture = container.add_stream("libx264", rate=24)
+        sound = container.add_stream("pcm_s16le", rate=8000)
+        picture.width = picture.height = 32
+        picture.pix_fmt, sound.layout = "yuv420p", "mono"
+        frame = av.VideoFrame.from_ndarray(np.zeros((32, 32, 3), np.uint8), format="rgb24")
+        container.mux(picture.encode(frame))
+        container.mux(picture.encode())
+        block = av.AudioFrame.from_ndarray(np.zeros((1, 40_000), np.int16), format="s16", layout="mono")
+        block.sample_rate = 8000
+        container.mux(sound.encode(block))
+        container.mux(sound.encode())
+    whole = bytearray(path.read_bytes())
+    # Matroska's Duration (id 0x4489, a double, ms): five seconds in fact, one by its own word.
+    place = whole.index(b"\x44\x89\x88") + 3
+    assert struct.unpack(">d", whole[place : place + 8]) == (5000.0,)
+    whole[place : place + 8] = struct.pack(">d", 1000.0)
+    path.write_bytes(whole)
+    assert read_video(path).audio is not None
+    with pytest.raises(UserError, match="its sound is over 2 s"):
+        read_video(path, limits=MediaLimits(max_seconds=2.0))
 
 
 def test_mono_keeps_its_level(tmp_path: Path) -> None:

@@ -94,6 +94,23 @@ def test_layout_names_the_rows_the_stock_indices_address(tiny: Any, name: str) -
     assert len({s.index for s in conditions}) == given
 
 
+def test_sound_at_another_rate_is_resampled_and_said(tiny: Any) -> None:
+    def request(rate: int) -> Request:
+        tone = torch.sin(torch.arange(rate // 2) * (2 * torch.pi * 440 / rate)).expand(2, -1)
+        given = Reference(kind="audio", audio=tone, sample_rate=rate)
+        return Request(**SMALL, references=(Reference(kind="image", image=picture(2)), given))
+
+    family = family_of(tiny)
+    runs = {rate: family.start(tiny, request(rate)) for rate in (32000, 48000)}
+    for run in runs.values():
+        run.encode()
+    assert runs[32000].plan.notes == ()
+    assert runs[48000].plan.notes == ("the sound of reference 2 was resampled from 48000 to 32000 Hz.",)
+    assert runs[48000].layout == runs[32000].layout
+    heard = {rate: run._state.get("audio_condition_latents")[0] for rate, run in runs.items()}  # type: ignore[attr-defined]
+    assert torch.linalg.norm(heard[48000] - heard[32000]) < 0.3 * torch.linalg.norm(heard[32000])
+
+
 def test_noise_is_the_cpu_generators_in_the_stock_order(tiny: Any) -> None:
     clip = family_of(tiny).generate(tiny, REQUESTS["t2va"])
     generator = torch.Generator("cpu").manual_seed(3)

@@ -11,6 +11,7 @@ from videoaccel.media.intake import (
 )
 from videoaccel.media.mp4 import CRF, Video, to_uint8, write_video
 from videoaccel.media.outputs import check_writable, write_json
+from videoaccel.media.resample import resample
 
 __all__ = [
     "CRF",
@@ -23,6 +24,7 @@ __all__ = [
     "read_image",
     "read_video",
     "read_video_size",
+    "resample",
     "to_uint8",
     "write_json",
     "write_video",

@@ -207,7 +207,7 @@ def read_video(path: str | os.PathLike[str], *, limits: MediaLimits | None = Non
     with opened(source) as container:
         if not container.streams.audio:
             return Video(stacked, None, fps, None)
-        sound = decode_audio(source, container)
+        sound = decode_audio(source, container, limits)
     return Video(stacked, sound.samples, fps, sound.rate)
 
 

@@ -5,9 +5,13 @@ from __future__ import annotations
 import importlib.util
 import math
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
+import torch
+
 from videoaccel.errors import UserError, unknown
+from videoaccel.media import resample
 from videoaccel.pipelines.facts import ModelFacts
 from videoaccel.pipelines.request import Plan, Reference, Request
 
@@ -80,6 +84,10 @@ def resolve(pipe: Any, request: Request, forwards: Callable[[int], int]) -> Plan
     notes: list[str] = []
     _check_prompt(pipe, request)
     _check_media(pipe, request)
+    for number, reference in enumerate(request.references, start=1):
+        rate, target = reference.sample_rate, pipe.audio_sampling_rate
+        if reference.audio is not None and rate not in (None, target):
+            notes.append(f"the sound of reference {number} was resampled from {rate} to {target} Hz.")
     height, width = _canvas(pipe, request, task)
     num_frames = _frames(pipe, request, notes)
     steps = facts_of(pipe).default_steps if request.steps is None else request.steps
@@ -166,20 +174,31 @@ def _check_media(pipe: Any, request: Request) -> None:
         elif reference.audio is None:
             raise UserError(f"{what} holds no sound; decode the file first")
         if reference.audio is not None:
-            _check_sound(pipe, what, reference)
+            _check_sound(what, reference)
 
 
-def _check_sound(pipe: Any, what: str, reference: Reference) -> None:
+def _check_sound(what: str, reference: Reference) -> None:
     shape = tuple(reference.audio.shape) if reference.audio is not None else ()
     if len(shape) != 2 or shape[0] not in (1, 2) or not shape[1]:
         raise UserError(f"the sound of {what} must be (1 or 2 channels, samples), got {shape}")
-    rate, target = reference.sample_rate, pipe.audio_sampling_rate
-    if rate is not None and rate < 1:
-        raise UserError(f"the sound of {what} needs its sample rate, got {rate}; set sample_rate")
-    if rate not in (None, target) and importlib.util.find_spec("torchaudio") is None:
+    if reference.sample_rate is not None and reference.sample_rate < 1:
         raise UserError(
-            f"the sound of {what} is at {rate} Hz; resample it to {target} Hz (or install torchaudio)"
+            f"the sound of {what} needs its sample rate, got {reference.sample_rate}; set sample_rate"
         )
+
+
+def resampled(pipe: Any, reference: Reference) -> Reference:
+    """The reference with its sound at the audio VAE's rate, where the stock blocks could not bring it there.
+
+    They resample with torchaudio, which this package does not need; without it ffmpeg's resampler stands in.
+    """
+    rate, target = reference.sample_rate, int(pipe.audio_sampling_rate)
+    if reference.audio is None or rate is None or rate == target:
+        return reference
+    if importlib.util.find_spec("torchaudio") is not None:
+        return reference
+    audio = torch.from_numpy(resample(reference.audio.cpu().float().numpy(), rate, target))
+    return replace(reference, audio=audio, sample_rate=target)
 
 
 def check_aspect(what: str, width: int, height: int) -> None:

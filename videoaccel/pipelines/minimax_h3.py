@@ -17,7 +17,7 @@ import torch
 from videoaccel.errors import RequestError, UserError, unknown
 from videoaccel.pipelines.family import BlockStack, Controller, Family, ForwardCall, Run
 from videoaccel.pipelines.h3_layout import Condition, h3_layout
-from videoaccel.pipelines.h3_request import TASKS, canvas_for, resolve
+from videoaccel.pipelines.h3_request import TASKS, canvas_for, resampled, resolve
 from videoaccel.pipelines.layout import Layout
 from videoaccel.pipelines.request import (
     CancelFlag,
@@ -169,7 +169,9 @@ class MiniMaxH3Run(Run):
             for name, image in (("image", request.first_frame), ("last_image", request.last_frame)):
                 values[name] = None if image is None else image.convert("RGB")
         if plan.task == "ref2va":
-            values["references"] = [stock_reference(reference) for reference in request.references]
+            values["references"] = [
+                stock_reference(resampled(self.pipe, reference)) for reference in request.references
+            ]
         return values
 
     @property

@@ -1,0 +1,35 @@
+"""Changes the sample rate of a sound, through the resampler of ffmpeg that PyAV carries."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from videoaccel.media.mp4 import Float32
+
+
+def resample(samples: npt.NDArray[Any], rate: int, target: int) -> Float32:
+    """`(channels, N)` float at `rate` samples a second as `(channels, round(N * target / rate))` at `target`.
+
+    Args:
+        samples: mono or stereo.
+        rate: its samples a second.
+        target: the samples a second to give.
+    """
+    import av
+
+    same: Float32 = np.ascontiguousarray(samples, dtype=np.float32)
+    if rate == target:
+        return same
+    layout = "mono" if len(same) == 1 else "stereo"
+    frame = av.AudioFrame.from_ndarray(same, format="fltp", layout=layout)
+    frame.sample_rate = rate
+    resampler = av.AudioResampler(format="fltp", layout=layout, rate=target)
+    blocks = [block.to_ndarray() for part in (frame, None) for block in resampler.resample(part)]
+    length = round(same.shape[1] * target / rate)
+    out = np.zeros((len(same), length), np.float32)
+    found = np.concatenate(blocks, axis=1)[:, :length]
+    out[:, : found.shape[1]] = found
+    return out
