@@ -30,7 +30,7 @@ STAGES: tuple[Stage, ...] = ("encode", "denoise", "decode", "mux")
 @strict
 @dataclass(frozen=True, kw_only=True)
 class Forwards:
-    """Transformer forwards by kind, summed over guidance branches; `total` is the work a dense run does.
+    """Transformer forwards by kind, summed over guidance branches.
 
     Attributes:
         dense: run in full.
@@ -53,7 +53,7 @@ class Forwards:
 @strict
 @dataclass(frozen=True, kw_only=True)
 class Timings:
-    """Seconds, each stage timed after device synchronisation.
+    """Seconds, each stage timed after device synchronisation; 0 for a stage that was not run.
 
     Attributes:
         encode_s, denoise_s, decode_s, mux_s: per stage; `mux_s` is writing the mp4, sound included.
@@ -132,7 +132,7 @@ class Receipt:
         frames: frames decoded.
         fps: frames a second.
         seed: seed of the initial noise.
-        rows: rows of the packed sequence, by segment kind (text, reference, audio, video).
+        rows: rows of the sequence, by role (text, condition, audio, video; see `pipelines.layout`).
         steps: denoising steps as the stock pipeline counts them.
         forwards: transformer forwards by kind.
         memory: bytes.

@@ -142,7 +142,6 @@ def test_broken_folders_get_one_line(folder: Path, what: str, line: str) -> None
         ({"task": "t2v"}, "did you mean 't2va'"),
         ({"device": "cuda:99"}, "try --device"),
         ({"device": "gpu"}, "try --device"),
-        ({"weights": "none"}, "'pretrained' or 'random'"),
     ],
 )
 def test_bad_arguments_get_one_line(arguments: dict[str, Any], line: str) -> None:

@@ -6,7 +6,7 @@ import contextlib
 import json
 from importlib import resources
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import torch
 
@@ -52,9 +52,8 @@ def load(
     device: str | torch.device | None = None,
     dtype: torch.dtype | None = None,
     task: str | None = None,
-    weights: Literal["pretrained", "random"] = "pretrained",
 ) -> Any:
-    """A pipeline ready to run.
+    """A pipeline ready to run. Random weights come from `random_weights.build_random_h3` instead.
 
     Args:
         model: a bundled name (`tiny-h3`), a folder in the diffusers layout, or a hub id `owner/name`.
@@ -62,8 +61,6 @@ def load(
         dtype: precision of the weights; None is `default_dtype(device)`.
         task: loads only the components of this task; None loads those of every task (weights that two
             components share are loaded once).
-        weights: `random` builds the full-size MiniMax-H3 with random weights on the device (`model` is then
-            `minimax-h3`, or a folder or hub id whose transformer config is used).
 
     Returns:
         The pipeline: `H3Pipeline`, or diffusers' `WanPipeline` / `WanImageToVideoPipeline`.
@@ -73,12 +70,6 @@ def load(
     """
     place = check_device(device)
     kind = dtype or default_dtype(place)
-    if weights == "random":
-        from videoaccel.pipelines.random_weights import build_random_h3
-
-        return build_random_h3(device=place, dtype=kind)
-    if weights != "pretrained":
-        raise UserError(f"weights must be 'pretrained' or 'random', got {weights!r}")
     folder = bundled_folder(str(model)) if str(model) in BUNDLED else _local_or_hub(model)
     index = _read_index(folder)
     class_name = str(index.get("_class_name"))
