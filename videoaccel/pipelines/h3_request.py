@@ -12,6 +12,16 @@ import torch
 
 from videoaccel.errors import UserError, unknown
 from videoaccel.media import resample
+from videoaccel.pipelines.checks import (
+    check_aspect,
+    check_canvas,
+    check_has_prompt,
+    check_keyframes,
+    check_num_frames,
+    check_number,
+    check_seed,
+    check_steps,
+)
 from videoaccel.pipelines.facts import ModelFacts
 from videoaccel.pipelines.request import Plan, Reference, Request
 
@@ -19,10 +29,8 @@ TASKS = ("t2va", "fl2va", "ref2va")
 # What the released checkpoint accepts; the defaults of diffusers' MiniMaxH3Ref2VASetupStep.
 LIMITS = {"image": 9, "video": 3, "audio": 3}
 MAX_REFERENCES = 12
-MAX_ASPECT = 4
 MIN_VIDEO_SECONDS = 0.55
 MEDIA_TOKENS = ("<|vision_start|>", "<|vision_end|>", "<|image_pad|>", "<|video_pad|>")
-MAX_STEPS = 1000
 
 
 def facts_of(pipe: Any) -> ModelFacts:
@@ -91,10 +99,7 @@ def resolve(pipe: Any, request: Request, forwards: Callable[[int], int]) -> Plan
     height, width = _canvas(pipe, request, task)
     num_frames = _frames(pipe, request, notes)
     steps = facts_of(pipe).default_steps if request.steps is None else request.steps
-    if isinstance(steps, bool) or not isinstance(steps, int) or not 2 <= steps <= MAX_STEPS:
-        raise UserError(
-            f"steps must be a whole number from 2 to {MAX_STEPS}, got {steps} (N steps are N-1 forwards)"
-        )
+    check_steps(steps, 2, "N steps are N-1 forwards")
     if request.guidance is not None or request.guidance_low_noise is not None or request.negative_prompt:
         raise UserError("MiniMax-H3 is guidance-distilled; drop the guidance scale and the negative prompt")
     return Plan(
@@ -111,20 +116,8 @@ def resolve(pipe: Any, request: Request, forwards: Callable[[int], int]) -> Plan
     )
 
 
-def check_seed(seed: object) -> int:
-    """A seed every generator takes.
-
-    Raises:
-        UserError: not a whole number from 0 to 2**63 - 1.
-    """
-    if isinstance(seed, bool) or not isinstance(seed, int) or not 0 <= seed < 2**63:
-        raise UserError(f"seed must be a whole number from 0 to 2**63 - 1, got {seed!r}")
-    return seed
-
-
 def _check_prompt(pipe: Any, request: Request) -> None:
-    if not isinstance(request.prompt, str) or not request.prompt.strip():
-        raise UserError("the prompt is empty; describe the clip in a sentence")
+    check_has_prompt(request)
     tokenizer = getattr(pipe, "tokenizer", None)
     if tokenizer is None:
         return
@@ -142,9 +135,7 @@ def _check_prompt(pipe: Any, request: Request) -> None:
 
 
 def _check_media(pipe: Any, request: Request) -> None:
-    for name, image in (("first", request.first_frame), ("last", request.last_frame)):
-        if image is not None:
-            check_aspect(f"the {name} frame", *image.size)
+    check_keyframes(request)
     kinds: list[str] = [reference.kind for reference in request.references]
     for given in kinds:
         if given not in LIMITS:
@@ -201,35 +192,18 @@ def resampled(pipe: Any, reference: Reference) -> Reference:
     return replace(reference, audio=audio, sample_rate=target)
 
 
-def check_aspect(what: str, width: int, height: int) -> None:
-    """Raises UserError for an image with no pixels or narrower than 1:4."""
-    if min(width, height) < 1:
-        raise UserError(f"{what} has no pixels ({width}x{height}); use another file")
-    if max(width, height) > MAX_ASPECT * min(width, height):
-        raise UserError(f"{what} is {width}x{height}; crop it to between 1:{MAX_ASPECT} and {MAX_ASPECT}:1")
-
-
 def _canvas(pipe: Any, request: Request, task: str) -> tuple[int, int]:
-    height, width, multiple = request.height, request.width, pipe.canvas_multiple
-    if (height is None) != (width is None):
-        raise UserError("give height and width together, or neither")
-    if height is None or width is None:
-        keyframe = request.first_frame if request.first_frame is not None else request.last_frame
-        if task == "fl2va" and keyframe is not None and facts_of(pipe).canvas is None:
-            from diffusers.modular_pipelines.minimax_h3.modular_pipeline import resolve_canvas_size
+    asked = check_canvas(request, pipe.canvas_multiple)
+    if asked is not None:
+        return asked
+    keyframe = request.first_frame if request.first_frame is not None else request.last_frame
+    if task == "fl2va" and keyframe is not None and facts_of(pipe).canvas is None:
+        from diffusers.modular_pipelines.minimax_h3.modular_pipeline import resolve_canvas_size
 
-            config = pipe.config
-            shape = resolve_canvas_size(
-                *keyframe.size, multiple, config.canvas_short_edge, config.canvas_max_pixels
-            )
-            return int(shape[0]), int(shape[1])
-        return canvas_for(pipe)
-    for name, value in (("height", height), ("width", width)):
-        if isinstance(value, bool) or not isinstance(value, int) or value < multiple or value % multiple:
-            near = max(multiple, round(value / multiple) * multiple) if isinstance(value, int) else multiple
-            raise UserError(f"{name} must be a positive multiple of {multiple}, got {value}; try {near}")
-    check_aspect("the canvas", width, height)
-    return height, width
+        edge, area = pipe.config.canvas_short_edge, pipe.config.canvas_max_pixels
+        height, width = resolve_canvas_size(*keyframe.size, pipe.canvas_multiple, edge, area)
+        return int(height), int(width)
+    return canvas_for(pipe)
 
 
 def _frames(pipe: Any, request: Request, notes: list[str]) -> int:
@@ -240,15 +214,11 @@ def _frames(pipe: Any, request: Request, notes: list[str]) -> int:
         return max(0, -(-(frames - tail) // chunk)) * chunk + tail
 
     if request.num_frames is not None:
-        asked = request.num_frames
-        if isinstance(asked, bool) or not isinstance(asked, int) or asked < 1:
-            raise UserError(f"num_frames must be a positive whole number, got {asked}")
+        asked = check_num_frames(request.num_frames)
         frames = up(asked)
         said = f"{asked} frames"
     elif request.seconds is not None:
-        seconds = request.seconds
-        if isinstance(seconds, bool) or not isinstance(seconds, int | float) or not math.isfinite(seconds):
-            raise UserError(f"seconds must be a number, got {seconds}; try {low:g} to {high:g}")
+        seconds = check_number("seconds", request.seconds, f"try {low:g} to {high:g}")
         if not low <= seconds <= high:
             raise UserError(f"{seconds:g} seconds is outside what this model makes; give {low:g} to {high:g}")
         asked = max(1, round(seconds * fps))

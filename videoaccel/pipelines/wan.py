@@ -7,7 +7,6 @@ encode stage made, so a dense run equals `pipe(...)` bit for bit. N steps are N 
 from __future__ import annotations
 
 import copy
-import math
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
@@ -15,7 +14,7 @@ from typing import Any, ClassVar
 
 import torch
 
-from videoaccel.errors import UserError, unknown
+from videoaccel.errors import UserError
 from videoaccel.pipelines.family import BlockStack, Controller, Family, ForwardCall, Run
 from videoaccel.pipelines.layout import Layout, Segment
 from videoaccel.pipelines.request import (
@@ -29,6 +28,7 @@ from videoaccel.pipelines.request import (
     finished_frames,
 )
 from videoaccel.pipelines.schedule import StreamSchedule, stream_schedule
+from videoaccel.pipelines.wan_facts import TASKS, canvas_for, experts, patch_size
 from videoaccel.pipelines.wan_request import resolve
 
 # The stock call's `max_sequence_length`: text is padded to it.
@@ -40,23 +40,11 @@ class WanFamily(Family):
 
     name: ClassVar[str] = "wan"
     pipeline_classes: ClassVar[tuple[str, ...]] = ("WanPipeline", "WanImageToVideoPipeline")
-    tasks: ClassVar[tuple[str, ...]] = ("t2v", "i2v")
+    tasks: ClassVar[tuple[str, ...]] = TASKS
     streams: ClassVar[tuple[str, ...]] = ("video",)
 
     def components(self, pipe: Any, task: str) -> tuple[str, ...]:
-        if task not in self.tasks:
-            raise unknown("task", task, self.tasks)
-        if task != served_task(pipe):
-            raise UserError(
-                f"{type(pipe).__name__} serves {served_task(pipe)}, not {task}; load another checkpoint"
-            )
-        names = [name for name in ("transformer", "transformer_2") if getattr(pipe, name, None) is not None]
-        if pipe.config.boundary_ratio is None:
-            # Without a boundary the stock loop never reaches the second expert.
-            names = [name for name in names if name == "transformer"]
-        if not names:
-            raise UserError("no transformer is loaded; load the whole checkpoint")
-        return tuple(names)
+        return experts(pipe, task)
 
     def stack(self, pipe: Any, component: str) -> BlockStack:
         model = getattr(pipe, component, None)
@@ -78,9 +66,7 @@ class WanFamily(Family):
         )
 
     def resolve(self, pipe: Any, request: Request) -> Plan:
-        plan = resolve(pipe, request, served_task(pipe), TEXT_ROWS)
-        self.components(pipe, plan.task)
-        return plan
+        return resolve(pipe, request, TEXT_ROWS)
 
     def schedules(
         self, pipe: Any, steps: int, sigmas: Mapping[str, Sequence[float]] | None = None
@@ -88,12 +74,7 @@ class WanFamily(Family):
         return {"video": stream_schedule(pipe.scheduler, steps, (sigmas or {}).get("video"))}
 
     def canvas(self, pipe: Any, short_edge: int | None = None) -> tuple[int, int]:
-        # The released checkpoints' 16:9 canvases are 480x832 and 704x1280; others keep 480x832's ratio.
-        multiple = canvas_multiple(pipe)
-        edge = 480 if short_edge is None else short_edge
-        if edge < multiple:
-            raise UserError(f"a short edge of {edge} px is too small; use at least {multiple}")
-        return round(edge / multiple) * multiple, round(edge * 832 / 480 / multiple) * multiple
+        return canvas_for(pipe, short_edge)
 
     def steps(self, pipe: Any, plan: Plan) -> tuple[StepInfo, ...]:
         schedule = self.schedules(pipe, plan.steps)["video"]
@@ -155,7 +136,7 @@ class WanRun(Run):
     @property
     def layout(self) -> Layout:
         pipe, plan = self.pipe, self.plan
-        _, patch_h, patch_w = _patch(pipe)
+        _, patch_h, patch_w = patch_size(pipe)
         frames = (plan.num_frames - 1) // pipe.vae_scale_factor_temporal + 1
         spatial = pipe.vae_scale_factor_spatial
         grid = (frames, plan.height // spatial // patch_h, plan.width // spatial // patch_w)
@@ -325,22 +306,6 @@ class _Intercept:
         step = run.steps[len(run.timings.step_s)]
         call = ForwardCall(step=step, branch=self._branch, latents=run.latents, dense=dense)
         return (self._controller.velocity(call)["video"],)
-
-
-def served_task(pipe: Any) -> str:
-    """The one task a Wan pipeline class serves."""
-    return "i2v" if any(base.__name__ == "WanImageToVideoPipeline" for base in type(pipe).__mro__) else "t2v"
-
-
-def canvas_multiple(pipe: Any) -> int:
-    """What height and width must be multiples of: VAE stride times patch, and the stock check's 16."""
-    return math.lcm(16, pipe.vae_scale_factor_spatial * _patch(pipe)[1])
-
-
-def _patch(pipe: Any) -> tuple[int, int, int]:
-    model = pipe.transformer if pipe.transformer is not None else pipe.transformer_2
-    patch: tuple[int, int, int] = tuple(model.config.patch_size)
-    return patch
 
 
 def _put(view: Any, name: str, value: Any) -> None:

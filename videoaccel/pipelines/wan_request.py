@@ -3,25 +3,30 @@
 from __future__ import annotations
 
 import importlib.util
-import math
 from typing import Any
 
 from videoaccel.errors import UserError
-from videoaccel.pipelines.h3_request import check_aspect, check_seed
+from videoaccel.pipelines.checks import (
+    check_canvas,
+    check_has_prompt,
+    check_keyframes,
+    check_num_frames,
+    check_number,
+    check_seed,
+    check_steps,
+)
 from videoaccel.pipelines.request import Plan, Request
+from videoaccel.pipelines.wan_facts import canvas_for, canvas_multiple, experts
 
 # The stock call's own defaults.
 DEFAULT_STEPS, DEFAULT_FRAMES, DEFAULT_GUIDANCE = 50, 81, 5.0
-MAX_STEPS = 1000
 MAX_SECONDS = 15.0
 
 
-def resolve(pipe: Any, request: Request, task: str, text_rows: int) -> Plan:
-    """See `Family.resolve`; `task` is the one the pipeline serves."""
-    from videoaccel.pipelines.wan import WanFamily
-
-    asked = request.task or ("i2v" if request.first_frame is not None else "t2v")
-    WanFamily().components(pipe, asked)
+def resolve(pipe: Any, request: Request, text_rows: int) -> Plan:
+    """See `Family.resolve`; `text_rows` is the longest prompt in tokens."""
+    task = request.task or ("i2v" if request.first_frame is not None else "t2v")
+    experts(pipe, task)
     if request.references:
         raise UserError(
             "Wan takes no references; drop --reference, or use --first-frame with an i2v checkpoint"
@@ -33,25 +38,22 @@ def resolve(pipe: Any, request: Request, task: str, text_rows: int) -> Plan:
         raise UserError("task i2v needs the ftfy package; pip install ftfy")
     if task == "t2v" and (request.first_frame is not None or request.last_frame is not None):
         raise UserError("task t2v takes no keyframes; drop them or load an image-to-video checkpoint")
-    for name, image in (("first", request.first_frame), ("last", request.last_frame)):
-        if image is not None:
-            check_aspect(f"the {name} frame", *image.size)
+    check_keyframes(request)
     _check_prompts(pipe, request, text_rows)
     notes: list[str] = []
-    height, width = _canvas(pipe, request)
+    height, width = check_canvas(request, canvas_multiple(pipe)) or canvas_for(pipe)
     # TI2V-5B (the one that expands timesteps) is trained at 24 frames a second, the others at 16.
     fps = 24.0 if pipe.config.expand_timesteps else 16.0
     steps = DEFAULT_STEPS if request.steps is None else request.steps
-    if isinstance(steps, bool) or not isinstance(steps, int) or not 1 <= steps <= MAX_STEPS:
-        raise UserError(f"steps must be a whole number from 1 to {MAX_STEPS}, got {steps}")
+    check_steps(steps, 1, "N steps are N forwards a guidance branch")
     two = pipe.config.boundary_ratio is not None
     if request.guidance_low_noise is not None and not two:
         raise UserError("this checkpoint has one expert; drop the low-noise guidance scale")
     guidance = DEFAULT_GUIDANCE if request.guidance is None else request.guidance
     low = (guidance if request.guidance_low_noise is None else request.guidance_low_noise) if two else None
     for name, value in (("guidance", guidance), ("low-noise guidance", low)):
-        if value is not None and not (math.isfinite(value) and value >= 0):
-            raise UserError(f"{name} must be a number of at least 0, got {value}")
+        if value is not None and check_number(name, value, "try 5") < 0:
+            raise UserError(f"{name} must be at least 0, got {value}")
     return Plan(
         family="wan",
         task=task,
@@ -69,8 +71,7 @@ def resolve(pipe: Any, request: Request, task: str, text_rows: int) -> Plan:
 
 
 def _check_prompts(pipe: Any, request: Request, text_rows: int) -> None:
-    if not isinstance(request.prompt, str) or not request.prompt.strip():
-        raise UserError("the prompt is empty; describe the clip in a sentence")
+    check_has_prompt(request)
     if getattr(pipe, "tokenizer", None) is None:
         return
     for name, text in (("prompt", request.prompt), ("negative prompt", request.negative_prompt)):
@@ -82,30 +83,12 @@ def _check_prompts(pipe: Any, request: Request, text_rows: int) -> None:
             )
 
 
-def _canvas(pipe: Any, request: Request) -> tuple[int, int]:
-    from videoaccel.pipelines.wan import WanFamily, canvas_multiple
-
-    height, width = request.height, request.width
-    if (height is None) != (width is None):
-        raise UserError("give height and width together, or neither")
-    if height is None or width is None:
-        return WanFamily().canvas(pipe)
-    multiple = canvas_multiple(pipe)
-    for name, value in (("height", height), ("width", width)):
-        if isinstance(value, bool) or not isinstance(value, int) or value < multiple or value % multiple:
-            near = max(multiple, round(value / multiple) * multiple) if isinstance(value, int) else multiple
-            raise UserError(f"{name} must be a positive multiple of {multiple}, got {value}; try {near}")
-    return height, width
-
-
 def _frames(pipe: Any, request: Request, fps: float, notes: list[str]) -> int:
     stride = pipe.vae_scale_factor_temporal
     if request.num_frames is not None:
-        asked, said = request.num_frames, f"{request.num_frames} frames"
-        if isinstance(asked, bool) or not isinstance(asked, int) or asked < 1:
-            raise UserError(f"num_frames must be a positive whole number, got {asked}")
+        asked, said = check_num_frames(request.num_frames), f"{request.num_frames} frames"
     elif request.seconds is not None:
-        if not math.isfinite(request.seconds) or request.seconds <= 0:
+        if check_number("seconds", request.seconds, "try 5") <= 0:
             raise UserError(f"seconds must be a positive number, got {request.seconds}")
         asked, said = max(1, round(request.seconds * fps)), f"{request.seconds:g} seconds"
     else:

@@ -1,0 +1,87 @@
+"""The checks of a request that every family makes, each with the one line that names the fix."""
+
+from __future__ import annotations
+
+import math
+from typing import TypeGuard
+
+from videoaccel.errors import UserError
+from videoaccel.pipelines.request import Request
+
+MAX_ASPECT = 4
+MAX_STEPS = 1000
+
+
+def is_whole(value: object) -> TypeGuard[int]:
+    """A real int: a bool is one to Python, and a mistake here."""
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+def check_number(what: str, value: object, hint: str) -> float:
+    """A finite number; UserError with `hint` otherwise."""
+    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+        raise UserError(f"{what} must be a number, got {value!r}; {hint}")
+    return float(value)
+
+
+def check_seed(seed: object) -> int:
+    """A seed that every generator takes: UserError unless it is a whole number from 0 to 2**63 - 1."""
+    if not is_whole(seed) or not 0 <= seed < 2**63:
+        raise UserError(f"seed must be a whole number from 0 to 2**63 - 1, got {seed!r}")
+    return seed
+
+
+def check_steps(steps: object, least: int, meaning: str) -> int:
+    """A step count from `least` to `MAX_STEPS`; `meaning` says how many forwards N steps are."""
+    if not is_whole(steps) or not least <= steps <= MAX_STEPS:
+        raise UserError(
+            f"steps must be a whole number from {least} to {MAX_STEPS}, got {steps!r} ({meaning})"
+        )
+    return steps
+
+
+def check_num_frames(frames: object) -> int:
+    """UserError unless it is a whole number of at least 1."""
+    if not is_whole(frames) or frames < 1:
+        raise UserError(f"num_frames must be a positive whole number, got {frames!r}")
+    return frames
+
+
+def check_canvas(request: Request, multiple: int) -> tuple[int, int] | None:
+    """`(height, width)` in pixels as asked, on the model's grid; None where the request names none.
+
+    Raises:
+        UserError: one side alone, off the grid, or narrower than 1:4.
+    """
+    height, width = request.height, request.width
+    if (height is None) != (width is None):
+        raise UserError("give height and width together, or neither")
+    if height is None or width is None:
+        return None
+    for name, value in (("height", height), ("width", width)):
+        if not is_whole(value) or value < multiple or value % multiple:
+            near = max(multiple, round(value / multiple) * multiple) if is_whole(value) else multiple
+            raise UserError(f"{name} must be a positive multiple of {multiple}, got {value!r}; try {near}")
+    check_aspect("the canvas", width, height)
+    return height, width
+
+
+def check_aspect(what: str, width: int, height: int) -> None:
+    """UserError for a picture with no pixels or narrower than 1:4."""
+    if min(width, height) < 1:
+        raise UserError(f"{what} has no pixels ({width}x{height}); use another file")
+    if max(width, height) > MAX_ASPECT * min(width, height):
+        raise UserError(f"{what} is {width}x{height}; crop it to between 1:{MAX_ASPECT} and {MAX_ASPECT}:1")
+
+
+def check_keyframes(request: Request) -> None:
+    """UserError for a first or last frame of a shape that no canvas has."""
+    for name, image in (("first", request.first_frame), ("last", request.last_frame)):
+        if image is not None:
+            check_aspect(f"the {name} frame", *image.size)
+
+
+def check_has_prompt(request: Request) -> None:
+    """UserError for a prompt without words."""
+    if not isinstance(request.prompt, str) or not request.prompt.strip():
+        raise UserError("the prompt is empty; describe the clip in a sentence")
