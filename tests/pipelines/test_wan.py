@@ -167,6 +167,33 @@ def test_an_exception_leaves_the_pipeline_and_the_next_run_as_fresh(build_tiny_w
     assert torch.equal(family.generate(pipe, request).latents["video"], fresh.latents["video"])
 
 
+@pytest.mark.parametrize("stage", ["encode", "decode"])
+def test_a_run_in_the_middle_of_anothers_vae_disturbs_neither(build_tiny_wan: Build, stage: str) -> None:
+    """What two threads do by chance, at a fixed place: the VAE's cache of frames belongs to one clip."""
+    pipe = build_tiny_wan(image=True)
+    family, requests = family_of(pipe), [Request(**BASE, first_frame=picture(n)) for n in range(2)]
+    alone = [family.generate(pipe, request) for request in requests]
+    runs = [family.start(pipe, request) for request in requests]
+    if stage == "decode":
+        for run in runs:
+            run.make_latents()
+    clips: list[Clip] = []
+
+    def intrude(*_: Any) -> None:
+        hook.remove()
+        if stage == "encode":
+            runs[1].make_latents()
+        clips.append(runs[1].make_clip())
+
+    place = pipe.vae.encoder.mid_block if stage == "encode" else pipe.vae.decoder.mid_block
+    hook = place.register_forward_hook(intrude)
+    if stage == "encode":
+        runs[0].make_latents()
+    clips.insert(0, runs[0].make_clip())
+    for clip, expected in zip(clips, alone, strict=True):
+        assert np.array_equal(clip.frames, expected.frames)
+
+
 def test_cancel_stops_before_the_next_step(build_tiny_wan: Build) -> None:
     pipe, done = build_tiny_wan(), 0
 

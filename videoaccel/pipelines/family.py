@@ -132,8 +132,7 @@ class Run(ABC):
 
     The stages run in order, each once: `encode`, `denoise`, `decode`. Nothing is stored on the pipeline, its
     modules or its schedulers, so a run that raises or is cancelled leaves nothing behind, and two runs can
-    share one pipeline and take turns on it. Two threads may not be inside a stage at once: the VAE of Wan
-    keeps its feature cache on the module while it works.
+    share one pipeline, from two threads as well.
 
     Attributes:
         pipe: the pipeline.

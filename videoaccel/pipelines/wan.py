@@ -128,6 +128,9 @@ class WanRun(Run):
         super().__init__(pipe, request, plan, steps)
         self._view = copy.copy(pipe)
         _put(self._view, "scheduler", copy.deepcopy(pipe.scheduler))
+        # The Wan VAE keeps the feature cache of the clip at hand in its own attributes. A shallow copy has
+        # the same weights, and attributes of its own.
+        _put(self._view, "vae", copy.copy(pipe.vae))
         _put(self._view, "_progress_bar_config", {"disable": True})
         self._embeds: dict[str, Any] = {"prompt_embeds": prompt_embeds, "negative_prompt_embeds": None}
         self._latents: torch.Tensor | None = None
