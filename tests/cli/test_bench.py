@@ -54,7 +54,7 @@ def test_figures_follow_from_the_receipts(report: dict) -> None:
     for receipt, latency in zip(receipts, latencies, strict=True):
         assert receipt.timings.total_s <= latency
     # One in flight: the loop takes as long as its requests, the bare runs between them left out.
-    assert row["wall_s"] == pytest.approx(sum(latencies), rel=0.05)
+    assert sum(latencies) <= row["wall_s"] < sum(latencies) + sum(row["bare_diffusers"]["bare_s"])
     assert row["clips_per_hour"] == pytest.approx(3600 * 2 / row["wall_s"])
 
 

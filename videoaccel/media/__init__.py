@@ -7,7 +7,6 @@ from videoaccel.media.intake import (
     read_audio,
     read_image,
     read_video,
-    read_video_size,
 )
 from videoaccel.media.mp4 import CRF, Video, to_uint8, write_video
 from videoaccel.media.outputs import check_writable, write_json
@@ -23,7 +22,6 @@ __all__ = [
     "read_audio",
     "read_image",
     "read_video",
-    "read_video_size",
     "resample",
     "to_uint8",
     "write_json",

@@ -211,20 +211,6 @@ def read_video(path: str | os.PathLike[str], *, limits: MediaLimits | None = Non
     return Video(stacked, sound.samples, fps, sound.rate)
 
 
-def read_video_size(path: str | os.PathLike[str]) -> tuple[int, int]:
-    """Width and height of a video, from its header alone.
-
-    Raises:
-        UserError: missing, broken or without a picture.
-    """
-    source = existing_file(path, None)
-    with opened(source) as container:
-        if not container.streams.video:
-            raise UserError(f"cannot read {source}: it has no video stream")
-        context = container.streams.video[0].codec_context
-        return context.width, context.height
-
-
 def read_audio(path: str | os.PathLike[str], *, limits: MediaLimits | None = MediaLimits()) -> Sound:
     """The sound of a file as stereo at its own rate; one channel is doubled, more than two are mixed down.
 

@@ -307,7 +307,9 @@ class Family(ABC):
         Args:
             pipe: the pipeline.
             request: what to make.
-            prompt_embeds: `(1, L, D)` text conditioning to use instead of running the text encoder.
+            prompt_embeds: `(1, L, D)` text conditioning to use instead of running the text encoder. All its
+                rows count as text, where H3 tags the pictures that `fl2va` and `ref2va` put before the prompt
+                as video: for those two it does for a timing, not for a clip.
             decode: False says `Run.decode` will not be called, so its components may be missing.
 
         Raises:
