@@ -15,6 +15,7 @@ from diffusers import AutoencoderKLMiniMaxH3Audio
 from training.common import Budget, Log, draw_specs, save_half, sounds
 from training.skeleton import AUDIO_VAE
 
+HOP = 800
 SEGMENT = 25600  # 0.8 s, 32 latents
 WINDOWS = (256, 512, 1024, 2048)
 KL_WEIGHT = 1e-5
@@ -48,6 +49,7 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, required=True)
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--clips", type=int, default=3000)
+    parser.add_argument("--loud-share", type=float, default=0.6, help="of a batch, clips with a bounce")
     parser.add_argument("--segment", type=int, default=SEGMENT)
     parser.add_argument("--log-every", type=int, default=200)
     parser.add_argument("--batch", type=int, default=48)
@@ -62,7 +64,7 @@ def main() -> None:
     vae = AutoencoderKLMiniMaxH3Audio(**AUDIO_VAE).to(device)
     waves = sounds(draw_specs(arguments.seed, arguments.clips, 39), device).flatten(0, 1)
     test = sounds(draw_specs(arguments.seed - 100_000, arguments.test, 39), device).flatten(0, 1)
-    # Quiet stretches are easy and common: half of a batch comes from channels that hold a bounce.
+    # Quiet stretches are easy and common.
     loud = torch.nonzero(waves.abs().amax(1) > 0.15).flatten()
     log(event="ready", channels=len(waves), loud=len(loud))
     optimizer = torch.optim.AdamW(
@@ -71,8 +73,11 @@ def main() -> None:
     begin = budget.share
     for step in budget.steps():
         rows = torch.randint(len(waves), (arguments.batch,), device=device)
-        rows[: arguments.batch // 2] = loud[torch.randint(len(loud), (arguments.batch // 2,), device=device)]
-        starts = torch.randint(waves.shape[1] - arguments.segment, (arguments.batch,), device=device)
+        count = round(arguments.loud_share * arguments.batch)
+        rows[:count] = loud[torch.randint(len(loud), (count,), device=device)]
+        # On whole latents, as clips are encoded: the world's tones have one phase in every latent.
+        latest = (waves.shape[1] - arguments.segment) // HOP
+        starts = HOP * torch.randint(latest, (arguments.batch,), device=device)
         batch = waves[rows[:, None], starts[:, None] + torch.arange(arguments.segment, device=device)]
         share = (budget.share - begin) / (1 - begin)
         rate = (
@@ -86,7 +91,7 @@ def main() -> None:
         decoded = vae.decode(latents).sample[:, 0]
         kl = 0.5 * (posterior.mean**2 + (2 * logs).exp() - 1 - 2 * logs).mean()
         wave, spectrum = wave_loss(decoded, batch), spectral_loss(decoded, batch)
-        loss = wave + spectrum + KL_WEIGHT * kl
+        loss = 10 * F.l1_loss(decoded, batch) + 0.3 * (wave + spectrum) + KL_WEIGHT * kl
         optimizer.zero_grad(set_to_none=True)
         loss.backward()
         norm = torch.nn.utils.clip_grad_norm_(vae.parameters(), 1.0)

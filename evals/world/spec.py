@@ -62,6 +62,9 @@ _SWAY_PERIOD = (1.2, 0.65)
 _SWAY_REACH = 0.13
 PAN_SPEED = 0.28
 
+# Bounces count twice: only they are heard.
+_MOTION_SHARES = np.array([2.0 if motion == "bounces" else 1.0 for motion in MOTIONS]) / (len(MOTIONS) + 1)
+
 
 @dataclass(frozen=True, kw_only=True)
 class ObjectSpec:
@@ -178,12 +181,14 @@ def _draw_object(
 ) -> ObjectSpec:
     while True:
         color, shape = str(rng.choice(COLORS)), str(rng.choice(SHAPES))
-        motion = str(rng.choice(MOTIONS))
+        motion = str(rng.choice(MOTIONS, p=_MOTION_SHARES))
         if taken is not None and _hue_distance(color, taken) < 0.12:
             continue
         if held_out is None or is_held_out(color, shape, motion) == held_out:
             break
-    radius = rng.uniform(0.15, 0.21) if count == 1 else rng.uniform(0.13, 0.17)
+    radius = rng.uniform(0.17, 0.23) if count == 1 else rng.uniform(0.14, 0.18)
+    if motion in ("grows", "shrinks"):
+        radius *= 0.9
     spread = (0.34, 0.66) if count == 1 else ((0.2, 0.42), (0.58, 0.8))[slot]
     moving = motion.split()[0] in ("slides", "rises", "falls")
     x = rng.uniform(*((0.4, 0.6) if moving and motion.startswith("slides") else spread))
