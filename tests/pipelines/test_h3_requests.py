@@ -121,6 +121,9 @@ BAD: list[tuple[dict[str, Any], str]] = [
         "too short",
     ),
     ({"references": (IMAGE, Reference(kind="audio", audio=torch.zeros(100)))}, "samples"),
+    ({"references": (IMAGE, Reference(kind="audio", audio=torch.full((2, 9), torch.nan)))}, "finite floats"),
+    ({"references": (IMAGE, Reference(kind="audio", audio=torch.zeros(2, 9).short()))}, "not torch.int16"),
+    ({"references": (Reference(kind="video", frames=np.zeros((24, 64, 64, 3)), fps=24),)}, "uint8 frames"),
 ]
 
 

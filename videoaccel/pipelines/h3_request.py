@@ -8,6 +8,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import torch
 
 from videoaccel.errors import UserError, unknown
@@ -156,6 +157,10 @@ def _check_media(pipe: Any, request: Request) -> None:
         elif reference.kind == "video":
             if reference.frames is None or reference.frames.ndim != 4 or reference.frames.shape[-1] != 3:
                 raise UserError(f"{what} must hold (T, H, W, 3) frames; decode the file first")
+            if reference.frames.dtype != np.uint8:
+                raise UserError(
+                    f"{what} must hold uint8 frames, not {reference.frames.dtype}; scale to 0-255"
+                )
             if reference.fps is None or not 0 < reference.fps < math.inf:
                 raise UserError(f"{what} needs its frame rate; set fps, got {reference.fps}")
             check_aspect(what, reference.frames.shape[2], reference.frames.shape[1])
@@ -165,17 +170,17 @@ def _check_media(pipe: Any, request: Request) -> None:
         elif reference.audio is None:
             raise UserError(f"{what} holds no sound; decode the file first")
         if reference.audio is not None:
-            _check_sound(what, reference)
+            _check_sound(what, reference.audio, reference.sample_rate)
 
 
-def _check_sound(what: str, reference: Reference) -> None:
-    shape = tuple(reference.audio.shape) if reference.audio is not None else ()
+def _check_sound(what: str, audio: torch.Tensor, rate: int | None) -> None:
+    shape = tuple(audio.shape)
     if len(shape) != 2 or shape[0] not in (1, 2) or not shape[1]:
         raise UserError(f"the sound of {what} must be (1 or 2 channels, samples), got {shape}")
-    if reference.sample_rate is not None and reference.sample_rate < 1:
-        raise UserError(
-            f"the sound of {what} needs its sample rate, got {reference.sample_rate}; set sample_rate"
-        )
+    if not audio.is_floating_point() or not bool(torch.isfinite(audio).all()):
+        raise UserError(f"the sound of {what} must be finite floats in [-1, 1], not {audio.dtype}; scale it")
+    if rate is not None and rate < 1:
+        raise UserError(f"the sound of {what} needs its sample rate, got {rate}; set sample_rate")
 
 
 def resampled(pipe: Any, reference: Reference) -> Reference:

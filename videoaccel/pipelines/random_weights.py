@@ -63,8 +63,11 @@ def build_random_h3(
         )
         pipe.register_components(transformer=transformer, transformer_ref=transformer)
         if vaes:
-            vae = _on_device(AutoencoderKLMiniMaxH3, dict(vae_config or {}), place, kind)
-            audio = _on_device(AutoencoderKLMiniMaxH3Audio, dict(audio_vae_config or {}), place, kind)
+            # Their classes initialise from torch's own generators; the caller's draws go on undisturbed.
+            with torch.random.fork_rng(devices=[place] if place.type == "cuda" else []):
+                torch.manual_seed(seed)
+                vae = _on_device(AutoencoderKLMiniMaxH3, dict(vae_config or {}), place, kind)
+                audio = _on_device(AutoencoderKLMiniMaxH3Audio, dict(audio_vae_config or {}), place, kind)
             pipe.register_components(vae=vae, audio_vae=audio)
     except torch.OutOfMemoryError as error:
         raise UserError(
