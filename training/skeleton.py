@@ -5,6 +5,7 @@ serves all three workflows, so `transformer_ref` points at the same subfolder an
 """
 
 import argparse
+import itertools
 import json
 from pathlib import Path
 
@@ -18,11 +19,11 @@ from diffusers import (
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import Qwen2Tokenizer, Qwen3VLConfig, Qwen3VLForConditionalGeneration
 
-from evals.world.spec import COLORS, JOINS, MOTIONS, SHAPES, SPEEDS, draw_clip
+from evals.world.spec import COLORS, JOINS, MOTIONS, SHAPES, SPEEDS
 
 TEXT_DIM = 128
 LATENT_CHANNELS = 24
-AUDIO_CHANNELS = 16
+AUDIO_CHANNELS = 32
 CANVAS = 128
 REFERENCE_EDGE = 64
 TEXT_LAYER = 2
@@ -96,11 +97,15 @@ IMAGE_PROCESSOR = {
 
 def build_tokenizer() -> Qwen2Tokenizer:
     """A byte-level BPE whose merges cover the world's captions; other text falls into smaller pieces."""
-    words = [*COLORS, *SHAPES, *SPEEDS, *(word for motion in MOTIONS for word in motion.split())]
-    corpus = [draw_clip(seed).caption() for seed in range(3000)]
-    corpus += [draw_clip(seed).reference_prompt() for seed in range(3000)]
-    corpus += [f"{word} {word}" for word in words] * 50 + [f"<Picture {n}>: " for n in range(1, 10)] * 100
-    corpus += list(JOINS)
+    # Of the vocabulary alone, in no random order: the same merges however clips are drawn.
+    corpus = []
+    for color, shape, motion, speed in itertools.product(COLORS, SHAPES, MOTIONS, SPEEDS):
+        article = "an" if color[0] in "aeiou" else "a"
+        join = JOINS[len(corpus) % len(JOINS)]
+        pan = f", camera panning {('left', 'right')[len(corpus) % 2]}"
+        corpus.append(f"{article} {color} {shape} {motion} {speed}{join}{article} {color} {shape}{pan}")
+        corpus.append(f"this object {motion} {speed}{pan}")
+    corpus += [f"<Picture {n}>: " for n in range(1, 10)] * 100
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
