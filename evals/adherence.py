@@ -8,11 +8,13 @@ verifier of evals/world, which has no learned weights and no view of the caption
 """
 
 import argparse
+import json
 import math
 import multiprocessing
 import os
+import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -25,7 +27,8 @@ from evals.sampling import Sampled, Sampler
 from evals.world.render import build_scene, render, soundtrack
 from evals.world.spec import ClipSpec, draw_clip
 from evals.world.verify import judge, judge_reference, read_mp4
-from videoaccel.media import write_video
+from videoaccel.errors import UserError
+from videoaccel.media import check_writable, write_video
 
 RATE = 32000
 FIRST_SEED = 900_000_000
@@ -176,7 +179,8 @@ class Evaluation:
 FLAGS = ("color", "shape", "motion", "all", "speed", "pan", "sound", "silence")
 
 
-def main(argv: Sequence[str] | None = None) -> None:
+def main(argv: Sequence[str] | None = None) -> int:
+    """The command; see the module's docstring. Returns the exit code."""
     from videoaccel.cli.environment import device_name
     from videoaccel.pipelines.loading import load
 
@@ -197,43 +201,58 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument(
         "--quick", action="store_true", help="dense, 12 and 25 plain steps, and references only"
     )
-    parser.add_argument(
-        "--generate-seconds", type=float, help="measured wall time of a default generate on 2 cores"
-    )
+    parser.add_argument("--generate-time", type=Path, help="result file of evals.generate_time to take over")
     arguments = parser.parse_args(argv)
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    pipe = load(arguments.model, device="cpu", dtype=torch.float32)
+    try:
+        check_writable(arguments.out, suffix=".json")
+        pipe = load(arguments.model, device="cpu", dtype=torch.float32)
+    except UserError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return error.exit_code
     guidance = tuple(arguments.guidance) if arguments.guidance else None
     sampler = Sampler(pipe, device, amp=arguments.amp, guidance=guidance)
     evaluation = Evaluation(sampler, arguments.clips)
-    evaluation.dense_clips(39, arguments.batch)
-    evaluation.references(arguments.batch)
-    for forwards, judged in (
-        ((25, False), (12, False)) if arguments.quick else ((25, True), (12, True), (8, True), (4, True))
-    ):
-        evaluation.fewer_steps(forwards, judged, arguments.batch)
+    if arguments.generate_time is not None:
+        timed = json.loads(arguments.generate_time.read_text())
+        evaluation.metrics["generate_s_2cores"] = timed["metrics"]["generate_s_2cores"]
+    settings = {
+        "model": arguments.model,
+        "clips": arguments.clips,
+        "long_clips": arguments.long_clips,
+        "forwards": 49,
+        "guidance": guidance,
+        "amp": arguments.amp,
+    }
+    batch = arguments.batch
+    questions: list[Callable[[], None]] = [
+        lambda: evaluation.dense_clips(39, batch),
+        lambda: evaluation.references(batch),
+    ]
+    for forwards in (25, 12, 8, 4):
+        judged = not arguments.quick
+        if judged or forwards in (25, 12):
+            questions.append(partial(evaluation.fewer_steps, forwards, judged, batch))
     if not arguments.quick:
-        evaluation.verifier(39)
-        evaluation.verifier(124, "_124")
-        evaluation.dense_clips(124, max(1, arguments.batch // 3), "_124", arguments.long_clips)
-        evaluation.keyframes(arguments.batch)
-    if arguments.generate_seconds is not None:
-        evaluation.metrics["generate_s_2cores"] = arguments.generate_seconds
-    write_result(
-        arguments.out.stem,
-        device=device_name(device),
-        config={
-            "model": arguments.model,
-            "clips": arguments.clips,
-            "long_clips": arguments.long_clips,
-            "forwards": 49,
-            "guidance": guidance,
-        },
-        metrics=evaluation.metrics,
-        rows=evaluation.rows,
-        path=arguments.out,
-    )
+        questions += [
+            lambda: evaluation.verifier(39),
+            lambda: evaluation.verifier(124, "_124"),
+            lambda: evaluation.dense_clips(124, max(1, batch // 3), "_124", arguments.long_clips),
+            lambda: evaluation.keyframes(batch),
+        ]
+    # Saved after each question: a run that is cut off keeps what it has, and says that it is not complete.
+    for number, question in enumerate(questions, 1):
+        question()
+        write_result(
+            arguments.out.stem,
+            device=device_name(device),
+            config={**settings, "complete": number == len(questions)},
+            metrics=evaluation.metrics,
+            rows=evaluation.rows,
+            path=arguments.out,
+        )
+    return 0
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

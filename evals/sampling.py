@@ -6,6 +6,7 @@ for the same seed, so a clip equals the pipeline's own up to the rounding of bat
 (tests/evals/test_sampling.py).
 """
 
+import copy
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -13,15 +14,15 @@ from typing import Any
 
 import numpy as np
 import torch
-from diffusers import MiniMaxH3Scheduler
 from diffusers.modular_pipelines.minimax_h3.before_denoise import patchify_video_latents
 from diffusers.modular_pipelines.minimax_h3.encoders import encode_vae_condition
+from diffusers.modular_pipelines.minimax_h3.modular_pipeline import (
+    audio_latent_num_frames,
+    video_latent_num_frames,
+)
 from diffusers.utils.torch_utils import randn_tensor
 
-from evals.world.render import build_scene, render
-from evals.world.spec import ClipSpec, reference_still
-from training.common import PIXEL_MEAN, PIXEL_STD, denormalise
-from training.forward import (
+from evals.batched import (
     PATCH,
     TEXT_TAG,
     VIDEO_TAG,
@@ -31,6 +32,9 @@ from training.forward import (
     text_forward,
     transformer_forward,
 )
+from evals.pixels import PIXEL_MEAN, PIXEL_STD, denormalise
+from evals.world.render import build_scene, render
+from evals.world.spec import ClipSpec, reference_still
 
 CONDITION_TIME = 0.999
 
@@ -175,8 +179,9 @@ class Sampler:
     ) -> list[Sampled]:
         device = self.device
         length = requests[0].spec.frames
-        frames, edge = (length - 5) // 17 * 5 + 2, size // self.pipe.vae.spatial_compression_ratio
-        audio = round(length / 24 * 40)
+        compression = self.pipe.vae.spatial_compression_ratio
+        frames, edge = video_latent_num_frames(length, 17, 5), size // compression
+        audio = audio_latent_num_frames(length)
         layout = make_layout(
             torch.tensor(tags),
             frames,
@@ -184,7 +189,7 @@ class Sampler:
             audio,
             device,
             anchors=anchors,
-            reference_edge=requests[0].images[0].shape[0] // 8 if task == "ref2va" else None,
+            reference_edge=requests[0].images[0].shape[0] // compression if task == "ref2va" else None,
         )
         kept, video, sound = (
             torch.stack(rows).to(device)
@@ -226,7 +231,7 @@ class Sampler:
     ) -> tuple[torch.Tensor, torch.Tensor]:
         schedules = []
         for scheduler in (self.pipe.scheduler, self.pipe.audio_scheduler):
-            own = MiniMaxH3Scheduler.from_config(scheduler.config)
+            own = copy.deepcopy(scheduler)
             own.set_timesteps(forwards + 1)
             schedules.append((own.timesteps.tolist(), own.sigmas.tolist()))
         (times, sigmas), (audio_times, audio_sigmas) = schedules

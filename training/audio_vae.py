@@ -5,7 +5,6 @@
 
 import argparse
 import json
-import math
 from pathlib import Path
 
 import torch
@@ -18,7 +17,7 @@ from diffusers.models.autoencoders.autoencoder_kl_minimax_h3_audio import (
     MiniMaxH3AudioSnakeBeta,
 )
 
-from training.common import Budget, Log, draw_specs, save_half, sounds
+from training.common import Budget, Log, descend, draw_specs, save_half, set_cosine_rate, sounds
 from training.skeleton import AUDIO_VAE
 
 HOP = 800
@@ -114,11 +113,7 @@ def main() -> None:
         starts = HOP * torch.randint(latest, (arguments.batch,), device=device)
         batch = waves[rows[:, None], starts[:, None] + torch.arange(arguments.segment, device=device)]
         share = (budget.share - begin) / (1 - begin)
-        rate = (
-            arguments.lr * min(1.0, (step + 1) / 150) * (0.02 + 0.98 * 0.5 * (1 + math.cos(math.pi * share)))
-        )
-        for group in optimizer.param_groups:
-            group["lr"] = rate
+        set_cosine_rate([optimizer], arguments.lr, step, share)
         posterior = vae.encode(batch[:, None]).latent_dist
         logs = (posterior.logs - 2.0).clamp(-7, 1)
         latents = posterior.mean + logs.exp() * torch.randn_like(logs)
@@ -126,11 +121,7 @@ def main() -> None:
         kl = 0.5 * (posterior.mean**2 + (2 * logs).exp() - 1 - 2 * logs).mean()
         wave, spectrum = wave_loss(decoded, batch), spectral_loss(decoded, batch)
         loss = 10 * F.l1_loss(decoded, batch) + 0.3 * (wave + spectrum) + KL_WEIGHT * kl
-        optimizer.zero_grad(set_to_none=True)
-        loss.backward()
-        norm = torch.nn.utils.clip_grad_norm_(vae.parameters(), 1.0)
-        if torch.isfinite(norm):
-            optimizer.step()
+        norm = descend(loss, list(vae.parameters()), [optimizer])
         if step % arguments.log_every == 0:
             log(step=step, wave=float(wave), spectrum=float(spectrum), kl=float(kl), grad=float(norm))
     with torch.no_grad():

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import torch
 from transformers import Qwen2Tokenizer
 
-from training.forward import TEXT_TAG, VIDEO_TAG, Layout, make_layout, text_forward, transformer_forward
+from evals.batched import TEXT_TAG, VIDEO_TAG, Layout, make_layout, text_forward, transformer_forward
 from training.latents import Latents, Prompts, tokenise
 from training.skeleton import TEXT_LAYER
 

@@ -1,6 +1,7 @@
 """What the training scripts share: clips from seeds in parallel, a time budget, schedules, a log."""
 
 import json
+import math
 import multiprocessing
 import os
 import time
@@ -13,9 +14,6 @@ import torch
 
 from evals.world.render import render, scene_arrays, scene_of, soundtracks
 from evals.world.spec import SIZE, ClipSpec, draw_clip
-
-PIXEL_MEAN = (0.485, 0.456, 0.406)
-PIXEL_STD = (0.229, 0.224, 0.225)
 
 
 def workers() -> int:
@@ -71,20 +69,6 @@ def pictures(specs: list[ClipSpec], device: torch.device, batch: int = 192, size
     return torch.cat([draw(arrays, device, size) for arrays in scenes(specs, batch)])
 
 
-def normalise(frames: torch.Tensor) -> torch.Tensor:
-    """uint8 `(B, T, H, W, 3)` to the video VAE's pixel space `(B, 3, T, H, W)` float32."""
-    mean = torch.tensor(PIXEL_MEAN, device=frames.device).view(1, 3, 1, 1, 1)
-    std = torch.tensor(PIXEL_STD, device=frames.device).view(1, 3, 1, 1, 1)
-    return (frames.permute(0, 4, 1, 2, 3).float() / 255.0 - mean) / std
-
-
-def denormalise(pixels: torch.Tensor) -> torch.Tensor:
-    """The inverse of `normalise`, rounded and clamped."""
-    mean = torch.tensor(PIXEL_MEAN, device=pixels.device).view(1, 3, 1, 1, 1)
-    std = torch.tensor(PIXEL_STD, device=pixels.device).view(1, 3, 1, 1, 1)
-    return ((pixels.float() * std + mean).clamp(0, 1) * 255).round().to(torch.uint8).permute(0, 2, 3, 4, 1)
-
-
 class Budget:
     """A wall-clock budget in seconds, as a progress share in [0, 1]."""
 
@@ -96,11 +80,27 @@ class Budget:
         return min(1.0, (time.monotonic() - self.start) / self.seconds)
 
     def steps(self) -> Iterator[int]:
-        """Count steps until the time is up."""
+        """Count steps until the time is up.
+
+        Raises:
+            SystemExit: the time was up before the first step, so there is nothing to save.
+        """
         step = 0
         while self.share < 1.0:
             yield step
             step += 1
+        if step == 0:
+            raise SystemExit("no step ran: the data took all of --seconds; give more, or fewer clips")
+
+
+def set_cosine_rate(
+    optimizers: list[torch.optim.Optimizer], lr: float, step: int, share: float, warm: int = 150
+) -> float:
+    """Linear warm-up, then a cosine over the run's `share` down to 2 %. Returns the rate."""
+    rate = lr * min(1.0, (step + 1) / warm) * (0.02 + 0.98 * 0.5 * (1 + math.cos(math.pi * share)))
+    for group in (group for optimizer in optimizers for group in optimizer.param_groups):
+        group["lr"] = rate
+    return rate
 
 
 class Log:
@@ -173,9 +173,10 @@ def save_half(module: torch.nn.Module, folder: Path, name: str) -> None:
         parts[-1][key] = half
         room -= half.nbytes
     written = []
+    facts = {"format": "pt", "parts": str(len(parts)), "set": str(time.time_ns())}
     for index, part in enumerate(parts):
         path = folder / f"{name}.{index}.safetensors"
-        save_file(part, path.with_suffix(".new"), metadata={"format": "pt", "parts": str(len(parts))})
+        save_file(part, path.with_suffix(".new"), metadata=facts)
         written.append(path)
     for path in written:
         path.with_suffix(".new").replace(path)
@@ -186,14 +187,19 @@ def load_half(folder: Path, name: str) -> dict[str, torch.Tensor]:
 
     Raises:
         FileNotFoundError: a part is missing.
+        ValueError: the parts are of different sets, as after an interruption between two of them.
     """
     from safetensors import safe_open
     from safetensors.torch import load_file
 
-    first = folder / f"{name}.0.safetensors"
-    with safe_open(first, "pt") as file:
-        count = int(file.metadata()["parts"])
+    def facts(index: int) -> dict[str, str]:
+        with safe_open(folder / f"{name}.{index}.safetensors", "pt") as file:
+            return file.metadata()
+
+    first = facts(0)
     state: dict[str, torch.Tensor] = {}
-    for index in range(count):
+    for index in range(int(first["parts"])):
+        if facts(index)["set"] != first["set"]:
+            raise ValueError(f"{name}.{index} in {folder} is of another save than {name}.0: copy them again")
         state.update(load_file(folder / f"{name}.{index}.safetensors"))
     return {key: value.float() for key, value in state.items()}

@@ -16,9 +16,9 @@ from pathlib import Path
 import torch
 from diffusers import AutoencoderKLMiniMaxH3, AutoencoderKLMiniMaxH3Audio
 
+from evals.batched import block_forward
 from training.batches import TASKS, Batch, Batcher, add_noise, blank_prompts, draw_sigmas, predict
 from training.common import Budget, Log, descend, load_half, mixed_optimizers, save_half
-from training.forward import block_forward
 from training.latents import Codec, build_latents
 from training.skeleton import AUDIO_VAE, VIDEO_VAE, build_models, build_tokenizer
 

@@ -8,10 +8,11 @@ from diffusers import AutoencoderKLMiniMaxH3, AutoencoderKLMiniMaxH3Audio
 from diffusers.modular_pipelines.minimax_h3.before_denoise import patchify_video_latents
 from transformers import Qwen2Tokenizer
 
+from evals.batched import PATCH
+from evals.pixels import normalise
 from evals.world.render import SAMPLE_RATE
 from evals.world.spec import FPS, ClipSpec, reference_still
-from training.common import draw, draw_specs, normalise, scenes, sounds
-from training.forward import PATCH
+from training.common import draw, draw_specs, scenes, sounds
 from training.skeleton import REFERENCE_EDGE
 from training.video_vae import encode_moments
 

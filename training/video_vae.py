@@ -10,26 +10,23 @@ the decoder to bear the small errors of generated latents.
 
 import argparse
 import json
-import math
 from pathlib import Path
 
 import torch
 import torch.nn.functional as F
 from diffusers import AutoencoderKLMiniMaxH3
 
+from evals.pixels import PIXEL_MEAN, PIXEL_STD, denormalise, normalise
 from training.common import (
-    PIXEL_MEAN,
-    PIXEL_STD,
     Budget,
     Log,
-    denormalise,
     descend,
     draw_specs,
     load_half,
     mixed_optimizers,
-    normalise,
     pictures,
     save_half,
+    set_cosine_rate,
 )
 from training.fast_encoder import encode_chunk
 from training.skeleton import VIDEO_VAE
@@ -156,11 +153,7 @@ def main() -> None:
         rows = order[cursor : cursor + arguments.batch]
         cursor += arguments.batch
         share = (budget.share - begin) / (1 - begin)
-        rate = (
-            arguments.lr * min(1.0, (step + 1) / 150) * (0.02 + 0.98 * 0.5 * (1 + math.cos(math.pi * share)))
-        )
-        for group in (group for optimizer in optimizers for group in optimizer.param_groups):
-            group["lr"] = rate
+        rate = set_cosine_rate(optimizers, arguments.lr, step, share)
         with torch.autocast(device.type, torch.bfloat16, enabled=device.type == "cuda"):
             loss, parts = loss_of(vae, normalise(frames[rows]), None if moments is None else moments[rows])
         norm = descend(loss, parameters, optimizers)

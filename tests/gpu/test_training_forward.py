@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch._dynamo.testing import CompileCounterWithBackend
 
-from training.forward import Layout, block_forward, make_layout, transformer_forward
+from evals.batched import Layout, block_forward, make_layout, transformer_forward
 from videoaccel.pipelines.loading import bundled_folder
 from videoaccel.pipelines.random_weights import random_transformer
 

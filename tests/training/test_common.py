@@ -17,6 +17,17 @@ def test_parts_hold_all_weights_and_each_is_small(tmp_path, monkeypatch):
     loaded = common.load_half(tmp_path, "net")
     for key, value in module.state_dict().items():
         assert torch.equal(loaded[key], value.half().float())
+    other = tmp_path / "other"
+    common.save_half(module, other, "net")
+    (other / "net.2.safetensors").replace(files[2])
+    with pytest.raises(ValueError, match="another save"):
+        common.load_half(tmp_path, "net")
+    common.save_half(module, tmp_path, "net")
     files[-1].unlink()
     with pytest.raises(FileNotFoundError):
         common.load_half(tmp_path, "net")
+
+
+def test_a_budget_without_a_step_is_an_error():
+    with pytest.raises(SystemExit, match="no step ran"):
+        list(common.Budget(1e-9).steps())

@@ -5,8 +5,8 @@ import pytest
 import torch
 from PIL import Image
 
+from evals.batched import make_layout, patches_of, text_forward, transformer_forward
 from training.batches import draw_sigmas
-from training.forward import make_layout, patches_of, text_forward, transformer_forward
 from training.skeleton import IMAGE_PROCESSOR, TEXT_LAYER, TRANSFORMER, build_text_encoder, build_tokenizer
 
 WIDTH = TRANSFORMER["in_channels"] * 4
