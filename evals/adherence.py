@@ -181,7 +181,7 @@ FLAGS = ("color", "shape", "motion", "all", "speed", "pan", "sound", "silence")
 
 def main(argv: Sequence[str] | None = None) -> int:
     """The command; see the module's docstring. Returns the exit code."""
-    from videoaccel.cli.environment import device_name
+    from videoaccel.environment import device_name
     from videoaccel.pipelines.loading import load
 
     parser = argparse.ArgumentParser(

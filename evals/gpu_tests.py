@@ -18,7 +18,7 @@ from typing import Any
 import torch
 
 from evals.results_file import write_result
-from videoaccel.cli.environment import device_name
+from videoaccel.environment import device_name
 from videoaccel.errors import UserError
 from videoaccel.media import check_writable
 

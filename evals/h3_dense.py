@@ -21,7 +21,7 @@ import torch
 
 from evals.results_file import write_result
 from videoaccel.cli.bare import bare_loop
-from videoaccel.cli.environment import device_name
+from videoaccel.environment import device_name
 from videoaccel.errors import UserError
 from videoaccel.install import accelerate
 from videoaccel.media import check_writable

@@ -8,7 +8,7 @@ import os
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from videoaccel.cli.environment import command_line, commit, versions
+from videoaccel.environment import command_line, commit, versions
 from videoaccel.media import write_json
 
 FLAT = (int, float, str, bool, type(None))
@@ -47,7 +47,7 @@ def write_result(
 
     Args:
         name: what was measured; the file's stem.
-        device: what it ran on, in words (`videoaccel.cli.environment.device_name`).
+        device: what it ran on, in words (`videoaccel.environment.device_name`).
         config: every setting that shapes the result.
         metrics: flat; the keys that a claim cites.
         path: where to write.

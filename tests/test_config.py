@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from pathlib import Path
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 import pytest
 from hypothesis import given
@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from videoaccel.config import TIERS, AccelConfig, RiskBudget, Section, check_tier, served_tiers
 from videoaccel.errors import UserError, nearest, unknown
-from videoaccel.schema import strict
+from videoaccel.schema import from_plain, strict, to_plain
 
 
 @strict
@@ -204,3 +204,21 @@ def test_nearest_name() -> None:
     assert nearest("zzz", ["tier", "risk_budget"]) is None
     assert str(unknown("tier", "zzz", ["a", "b"])) == "unknown tier 'zzz': known: a, b"
     assert "\n" not in str(UserError("two\nlines"))
+
+
+@strict
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Choosing:
+    mode: Literal["hold", "linear", 2] = "hold"
+    modes: tuple[Literal["hold", "linear"], ...] = ()
+    maybe: Literal["x"] | None = None
+
+
+def test_a_literal_takes_its_own_values_and_no_look_alikes() -> None:
+    made = Choosing(mode=2, modes=("linear", "hold"), maybe="x")
+    assert from_plain(Choosing, to_plain(made)) == made
+    for bad in ({"mode": "holt"}, {"mode": 2.0}, {"mode": True}, {"modes": ("linear", "cubic")}, {"maybe": "y"}):
+        with pytest.raises(UserError):
+            Choosing(**bad)
+    with pytest.raises(UserError, match="must be 'hold' or 'linear' or 2, not 'holt'"):
+        Choosing(mode="holt")

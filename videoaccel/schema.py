@@ -32,7 +32,8 @@ def _fields_of(cls: Any) -> Mapping[str, Any]:
 def strict(cls: _Class) -> _Class:
     """Class decorator, above `@dataclass(frozen=True, kw_only=True)`: checks keys and types on creation.
 
-    Fields may be scalars, strict dataclasses, `tuple[X, ...]`, `Mapping[str, X]`, and unions of those.
+    Fields may be scalars, `Literal`s, strict dataclasses, `tuple[X, ...]`, `Mapping[str, X]`, and unions of
+    those.
 
     Raises (on creation):
         UserError: an unknown key (names the nearest), a missing one, or a value of the wrong type.
@@ -109,6 +110,9 @@ def _fits(value: object, member: Any) -> bool:
         return isinstance(value, Mapping) and all(
             isinstance(key, str) and _fits(item, each) for key, item in value.items()
         )
+    if origin is typing.Literal:
+        # 1, 1.0 and True are equal and only one of them was meant.
+        return any(type(value) is type(choice) and value == choice for choice in typing.get_args(member))
     if isinstance(value, bool):  # a bool is an int to isinstance, and `steps: yes` is a mistake
         return member is bool
     if member is float:
@@ -119,6 +123,8 @@ def _fits(value: object, member: Any) -> bool:
 def _name(member: Any) -> str:
     if member is type(None):
         return "nothing"
+    if typing.get_origin(member) is typing.Literal:
+        return " or ".join(map(repr, typing.get_args(member)))
     return member.__name__ if isinstance(member, type) and not typing.get_args(member) else str(member)
 
 

@@ -26,7 +26,7 @@ from evals.results_file import write_result
 from evals.world.render import SAMPLE_RATE, build_scene, render, soundtrack
 from evals.world.spec import FPS, draw_clip
 from evals.world.verify import judge, read_mp4
-from videoaccel.cli.environment import device_name
+from videoaccel.environment import device_name
 from videoaccel.media import check_writable, write_video
 
 FLAGS = ("color", "shape", "motion", "all", "speed", "pan", "sound", "silence")

@@ -174,7 +174,7 @@ def run(args: argparse.Namespace) -> int:
 def bench(pipe: Any, target: Target, request: Request, args: argparse.Namespace, say: Any) -> dict[str, Any]:
     """Every tier's row on one pipeline, and what they share."""
     from videoaccel.cli.bench_loop import Work, measure, row_of
-    from videoaccel.cli.environment import command_line, commit, device_name, versions
+    from videoaccel.environment import command_line, commit, device_name, versions
     from videoaccel.install import accelerate
     from videoaccel.pipelines.random_weights import random_prompt_embeds
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from videoaccel.cli.environment import device_name
+from videoaccel.environment import device_name
 from videoaccel.install import Handle
 from videoaccel.media import write_video
 from videoaccel.pipelines.family import Run
