@@ -13,7 +13,9 @@ def test_a_batch_is_coded_as_its_clips_alone():
     pipe = load("tiny-h3", device="cpu", dtype=torch.float32)
     clips = [truth(draw_clip(seed, frames=22)) for seed in (1, 2)]
     mean, std = (np.array(v, np.float32) for v in ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225)))
-    for (frames, wave), got in zip(clips, reconstruct(pipe, clips, torch.device("cpu"), batch=2), strict=True):
+    for (frames, wave), got in zip(
+        clips, reconstruct(pipe, clips, torch.device("cpu"), batch=2), strict=True
+    ):
         pixels = torch.from_numpy((frames.astype(np.float32) / 255 - mean) / std).permute(3, 0, 1, 2)[None]
         with torch.no_grad():
             want = pipe.vae.decode(pipe.vae.encode(pixels).latent_dist.mode()).sample[0]
