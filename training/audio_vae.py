@@ -10,13 +10,8 @@ from pathlib import Path
 import torch
 import torch.nn.functional as F
 from diffusers import AutoencoderKLMiniMaxH3Audio
-from diffusers.models.autoencoders.autoencoder_kl_minimax_h3_audio import (
-    MiniMaxH3AudioAMPBlock,
-    MiniMaxH3AudioResidualUnit,
-    MiniMaxH3AudioSnake1d,
-    MiniMaxH3AudioSnakeBeta,
-)
 
+from training.audio_start import principal_code, start_from
 from training.common import Budget, Log, descend, draw_specs, save_half, set_cosine_rate, sounds
 from training.skeleton import AUDIO_VAE
 
@@ -24,32 +19,6 @@ HOP = 800
 SEGMENT = 25600  # 0.8 s, 32 latents
 WINDOWS = (256, 512, 1024, 2048)
 KL_WEIGHT = 1e-5
-
-
-def linear_start(vae: AutoencoderKLMiniMaxH3Audio) -> None:
-    """Make a fresh codec nearly linear: residual branches silent, activations straight, a fixed norm.
-
-    The encoder ends in a layer norm, which takes a frame's level away unless something constant stands beside
-    the signal: a wide bias does. From there it learns tones in minutes; from the default start it learnt only
-    the hum.
-    """
-    with torch.no_grad():
-        for module in vae.modules():
-            if isinstance(module, MiniMaxH3AudioSnake1d):
-                module.alpha.fill_(0.05)
-            elif isinstance(module, MiniMaxH3AudioSnakeBeta):
-                module.alpha.fill_(-3.0)
-            elif isinstance(module, MiniMaxH3AudioResidualUnit):
-                module.block[-1].weight_g.zero_()
-                module.block[-1].bias.zero_()
-            elif isinstance(module, MiniMaxH3AudioAMPBlock):
-                for conv in module.convs2:
-                    conv.weight_g.zero_()
-                    conv.bias.zero_()
-        vae.encoder.block[-1].bias.normal_(std=2.0)
-        for layer in (vae.pre_block.attn.proj, vae.pre_block.mlp.w2):
-            layer.weight.zero_()
-            layer.bias.zero_()
 
 
 def spectral_loss(got: torch.Tensor, want: torch.Tensor) -> torch.Tensor:
@@ -84,7 +53,7 @@ def main() -> None:
     parser.add_argument("--segment", type=int, default=SEGMENT)
     parser.add_argument("--log-every", type=int, default=200)
     parser.add_argument("--batch", type=int, default=48)
-    parser.add_argument("--lr", type=float, default=1e-3)
+    parser.add_argument("--lr", type=float, default=6e-4)
     parser.add_argument("--test", type=int, default=64, help="held-back clips to report on")
     parser.add_argument("--seed", type=int, default=20_000_000)
     arguments = parser.parse_args()
@@ -93,10 +62,11 @@ def main() -> None:
     log = Log(arguments.out / "audio_vae.jsonl")
     budget = Budget(arguments.seconds)
     vae = AutoencoderKLMiniMaxH3Audio(**AUDIO_VAE)
-    linear_start(vae)
-    vae.to(device)
     waves = sounds(draw_specs(arguments.seed, arguments.clips, 39), device).flatten(0, 1)
     test = sounds(draw_specs(arguments.seed - 100_000, arguments.test, 39), device).flatten(0, 1)
+    whole = waves[:, : waves.shape[1] // HOP * HOP].cpu()
+    start_from(vae, *principal_code(whole, HOP, vae.config.latent_channels))
+    vae.to(device)
     # Quiet stretches are easy and common.
     loud = torch.nonzero(waves.abs().amax(1) > 0.15).flatten()
     log(event="ready", channels=len(waves), loud=len(loud))

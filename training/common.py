@@ -133,6 +133,8 @@ def mixed_optimizers(
         optimizers.append(
             torch.optim.Muon(matrices, lr=lr, weight_decay=0.01, adjust_lr_fn="match_rms_adamw")
         )
+    for group in (group for optimizer in optimizers for group in optimizer.param_groups):
+        group["initial_lr"] = lr
     return optimizers
 
 
