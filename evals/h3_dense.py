@@ -20,7 +20,6 @@ from typing import Any
 import torch
 
 from evals.results_file import write_result
-from videoaccel.cli.bare import bare_loop
 from videoaccel.environment import device_name
 from videoaccel.errors import UserError
 from videoaccel.install import accelerate
@@ -121,7 +120,7 @@ class Bench:
                     row["loop_s_per_forward"].append(run.timings.denoise_s / case.forwards)
                     say(f"{case.key}: forwards {', '.join(f'{s:.3f}' for s in run.timings.step_s)} s", clock)
                     continue
-                seconds = bare_loop(run)
+                seconds = run.stock_loop()
                 if seconds is None:
                     raise RuntimeError("this family's stock loop is not wired up for timing")
                 row["bare_diffusers_loop_s_per_forward"].append(seconds / case.forwards)

@@ -23,6 +23,10 @@ class Meddle:
     attribute. Raises after `fail_after` of them."""
 
     spends_risk = False
+    per_request = False
+
+    def begin(self, run: Any, recorder: Any, section: Any) -> None:
+        return None
 
     def install(self, pipe: Any, family: Any, config: AccelConfig, section: Any, undo: ExitStack) -> None:
         (component, *_) = family.components(pipe, family.tasks[0])

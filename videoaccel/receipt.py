@@ -24,6 +24,7 @@ FORMAT = 1
 """Version of the receipt's JSON; raised when a key changes its meaning or goes."""
 
 Stage = Literal["encode", "denoise", "decode", "mux"]
+Status = Literal["completed", "failed", "cancelled"]
 STAGES: tuple[Stage, ...] = ("encode", "denoise", "decode", "mux")
 
 
@@ -125,7 +126,8 @@ class Receipt:
         spend: risk spent, per stream, in the budget's unit. Empty where nothing spends.
         binding_limit: what stopped more from being saved; None where nothing was there to save.
         model: the checkpoint, as given.
-        weights: "pretrained" or "random". A clip of random weights is only a timing.
+        weights: "pretrained" or "random", or "unstated" where nobody said. A clip of random weights is only a
+            timing.
         family, task: the adapter and the task served.
         device: name of the device that denoised.
         width, height: canvas, pixels.
@@ -138,6 +140,10 @@ class Receipt:
         memory: bytes.
         timings: seconds.
         kernels: what ran for each op; empty at tier `exact`, where diffusers chooses.
+        shift, sigmas: per stream, the schedule's shift and noise levels where the request set them.
+        status: whether the clip was made; of a request that failed or was cancelled, the rest says how far it
+            came.
+        error: what ended it, in one line; None for a clip that was made.
         notes: what differs from what was asked, one sentence each.
         warnings: what the user should act on, one sentence each.
         format: version of this record.
@@ -164,6 +170,10 @@ class Receipt:
     memory: Memory = Memory()
     timings: Timings
     kernels: tuple[KernelChoice, ...] = ()
+    shift: Mapping[str, float] = field(default_factory=dict)
+    sigmas: Mapping[str, tuple[float, ...]] = field(default_factory=dict)
+    status: Status = "completed"
+    error: str | None = None
     notes: tuple[str, ...] = ()
     warnings: tuple[str, ...] = ()
     format: int = FORMAT
@@ -172,6 +182,21 @@ class Receipt:
         """Mappings, lists and scalars; keys that are None are left out."""
         plain: dict[str, Any] = to_plain(self)
         return plain
+
+    def summary(self) -> str:
+        """The record in a few lines of text."""
+        f, t = self.forwards, self.timings
+        total = f.dense + f.sparse + f.reused
+        spend = ", ".join(f"{stream} {cost:.4g}" for stream, cost in self.spend.items()) or "nothing"
+        lines = [
+            f"{self.status}: {self.task}, tier {self.tier_served}, {self.frames} frames of "
+            f"{self.width}x{self.height}, seed {self.seed}",
+            f"forwards: {f.dense} dense, {f.sparse} sparse, {f.reused} reused of {total}; {f.probe} probes",
+            f"risk spent: {spend}; bound by: {self.binding_limit or 'nothing'}",
+            f"seconds: encode {t.encode_s:.1f}, denoise {t.denoise_s:.1f}, decode {t.decode_s:.1f}",
+        ]
+        lines += [] if self.error is None else [f"error: {self.error}"]
+        return "\n".join([*lines, *(f"note: {line}" for line in (*self.notes, *self.warnings))])
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> Self:
@@ -204,6 +229,17 @@ class Receipt:
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the JSON to `path`, whole or not at all. Raises `UserError` where it can't be written."""
         write_text(path, self.to_json())
+
+
+def attach(error: BaseException, receipt: Receipt) -> None:
+    """Put the receipt of the request that `error` ended on the error, for `receipt_of`."""
+    vars(error)["videoaccel_receipt"] = receipt
+
+
+def receipt_of(error: BaseException) -> Receipt | None:
+    """The receipt of the request that `error` ended: how far it came. None where no request had started."""
+    found = vars(error).get("videoaccel_receipt")
+    return found if isinstance(found, Receipt) else None
 
 
 class Recorder:
@@ -258,11 +294,15 @@ class Recorder:
 
     def step(self, seconds: float, **forwards: int) -> None:
         """Book one denoising step: its seconds, and its forwards by kind, as in `step(0.1, dense=2)`."""
+        self.count(**forwards)
+        self._steps.append(seconds)
+
+    def count(self, **forwards: int) -> None:
+        """Book forwards by kind, as in `count(dense=2)`."""
         for kind, count in forwards.items():
             if kind not in fields_of(Forwards):
                 raise TypeError(f"Forwards has no kind {kind!r}")
             self._forwards[kind] = self._forwards.get(kind, 0) + count
-        self._steps.append(seconds)
 
     def spend(self, stream: str, cost: float) -> None:
         """Book risk, in the budget's unit.

@@ -98,6 +98,8 @@ def _convert(hint: Any, value: Any) -> Any:
             return tuple(_convert(typing.get_args(member)[0], item) for item in value)
         if isinstance(value, Mapping) and dataclasses.is_dataclass(member):
             return from_plain(typing.cast(type, member), value)
+        if isinstance(value, Mapping) and isinstance(origin, type) and issubclass(origin, Mapping):
+            return {key: _convert(typing.get_args(member)[1], item) for key, item in value.items()}
     return value
 
 

@@ -154,7 +154,7 @@ def test_a_dense_controller_changes_nothing_and_coefficients_rebuild_the_final_l
         "audio": state.get("audio_latents")[skip["audio"] :].double().clone(),
     }
     buffers = {"video": state.get("latents"), "audio": state.get("audio_latents")}
-    run.denoise(controller=recorder)
+    run.denoise(controllers={"test": recorder})
     for stream, buffer in buffers.items():
         assert torch.equal(run.latents[stream], plain.latents[stream])
         total = start[stream]
@@ -172,7 +172,7 @@ def test_controller_can_replace_velocities_and_correct_the_sample(tiny: Any) -> 
         def after_step(self, step: StepInfo, latents: Streams) -> Streams | None:
             return {"video": latents["video"] + 1.0} if step.index == 0 else None
 
-    clip = family_of(tiny).generate(tiny, REQUESTS["mixed"], controller=Zero())
+    clip = family_of(tiny).generate(tiny, REQUESTS["mixed"], controllers={"test": Zero()})
     torch.testing.assert_close(clip.latents["audio"], clip.initial_noise["audio"])
     torch.testing.assert_close(clip.latents["video"], clip.initial_noise["video"] + 1.0)
 
@@ -184,7 +184,7 @@ def test_what_is_not_finite_ends_the_request(tiny: Any, monkeypatch: pytest.Monk
 
     family = family_of(tiny)
     with pytest.raises(RequestError, match="video latent is not finite after 3 forwards"):
-        family.generate(tiny, REQUESTS["t2va"], controller=Broken())
+        family.generate(tiny, REQUESTS["t2va"], controllers={"test": Broken()})
     # Finite latents can still break a half-precision decoder.
     decode = type(tiny.vae).decode
     monkeypatch.setattr(
@@ -238,7 +238,7 @@ def test_an_exception_at_step_five_leaves_the_next_run_as_fresh(tiny: Any) -> No
     fresh = family.generate(tiny, REQUESTS["first"])
     long = Request(**{**SMALL, "steps": 9, "width": 64})
     with pytest.raises(RuntimeError, match="step five"):
-        family.generate(tiny, long, controller=Breaks())
+        family.generate(tiny, long, controllers={"test": Breaks()})
     again = family.generate(tiny, REQUESTS["first"])
     assert np.array_equal(fresh.frames, again.frames)
     assert torch.equal(fresh.latents["video"], again.latents["video"])

@@ -41,11 +41,11 @@ def test_a_set_shift_and_custom_sigmas_count_and_the_pipelines_schedulers_do_not
         family.schedules(pipe, 9)["video"].sigmas == family.schedules(tiny, 9)["audio"].sigmas != stock.sigmas
     )
     levels = [1.0, 0.7, 0.4, 0.0]
-    custom = family.schedules(pipe, 9, {"video": levels, "audio": levels})["video"]
+    custom = family.schedules(pipe, 9, sigmas={"video": levels, "audio": levels})["video"]
     assert custom.coefficients == pytest.approx([0.3, 0.3, 0.4], abs=1e-6)
     assert dict(vars(pipe.scheduler)) == before
     with pytest.raises(UserError, match="other sigmas"):
-        family.schedules(pipe, 9, {"video": levels})
+        family.schedules(pipe, 9, sigmas={"video": levels})
 
 
 def test_euler_flow_coefficients_have_the_schedulers_sign() -> None:
@@ -108,17 +108,28 @@ def test_carry_is_what_reaches_the_final_latent_of_a_change_after_a_step(name: s
     assert min(carries) == pytest.approx(1.0) if name == "euler" else min(carries) < 0.1
 
 
-def test_a_step_count_the_scheduler_cannot_run_is_refused() -> None:
+def test_timesteps_that_round_alike_keep_their_place() -> None:
+    """UniPC rounds timesteps to whole numbers: of a thousand, many are equal. Stock loops go by index."""
     from diffusers import UniPCMultistepScheduler
 
     scheduler = UniPCMultistepScheduler(
         prediction_type="flow_prediction", use_flow_sigmas=True, flow_shift=5.0
     )
-    with pytest.raises(UserError, match="use fewer"):
-        stream_schedule(scheduler, 1000)
+    found = stream_schedule(scheduler, 1000)
+    assert len(set(found.timesteps)) < len(found.timesteps) == 1000
+    scheduler.set_timesteps(1000)
+    scheduler.set_begin_index(0)
+    generator = torch.Generator().manual_seed(0)
+    start = sample = torch.randn(1, 4, 1, 2, 2, generator=generator, dtype=torch.float64)
+    total = found.initial * start
+    for timestep, weight in zip(scheduler.timesteps, found.coefficients, strict=True):
+        velocity = torch.randn(sample.shape, generator=generator, dtype=torch.float64)
+        sample = scheduler.step(velocity, timestep, sample, return_dict=False)[0]
+        total += weight * velocity
+    torch.testing.assert_close(sample.double(), total, rtol=1e-4, atol=1e-4)
 
 
-def test_samplers_that_add_noise_or_threshold_are_refused() -> None:
+def test_samplers_that_add_noise_or_threshold_have_a_schedule_and_no_coefficients() -> None:
     from diffusers import (
         DPMSolverMultistepScheduler,
         FlowMatchEulerDiscreteScheduler,
@@ -132,5 +143,10 @@ def test_samplers_that_add_noise_or_threshold_are_refused() -> None:
         DPMSolverMultistepScheduler(algorithm_type="sde-dpmsolver++"),
         FlowMatchLCMScheduler(shift=5.0),
     ):
-        with pytest.raises(UserError):
-            stream_schedule(scheduler, 4)
+        found = stream_schedule(scheduler, 4)
+        assert len(found.timesteps) == 4 and list(found.sigmas) == sorted(found.sigmas, reverse=True)
+        before = torch.get_rng_state()
+        for _ in range(2):
+            with pytest.raises(UserError):
+                _ = found.coefficients
+        assert torch.equal(torch.get_rng_state(), before), "asking moves no generator that a run draws from"

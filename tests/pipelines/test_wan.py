@@ -125,7 +125,7 @@ def test_coefficients_and_branch_weights_rebuild_the_final_latent(
     built, asked = CASES[case]
     pipe, request = build_tiny_wan(**built, scheduler=schedulers()[scheduler]), Request(**BASE, **asked)
     family, recorder = family_of(pipe), Recorder()
-    clip = family.generate(pipe, request, controller=recorder)
+    clip = family.generate(pipe, request, controllers={"test": recorder})
     assert torch.equal(clip.latents["video"], family.generate(pipe, request).latents["video"])
     steps = family.steps(pipe, clip.plan)
     total = clip.initial_noise["video"].double() * family.schedules(pipe, 6)["video"].initial
@@ -162,7 +162,7 @@ def test_an_exception_leaves_the_pipeline_and_the_next_run_as_fresh(build_tiny_w
     fresh: Clip = family.generate(pipe, request)
     wider = Request(**{**BASE, "width": 64})
     with pytest.raises(RuntimeError, match="broken step"):
-        family.generate(pipe, wider, controller=Recorder(breaks_at=5))
+        family.generate(pipe, wider, controllers={"test": Recorder(breaks_at=5)})
     assert {key: id(value) for key, value in vars(pipe).items()} == {k: id(v) for k, v in attributes.items()}
     assert torch.equal(family.generate(pipe, request).latents["video"], fresh.latents["video"])
 

@@ -183,10 +183,8 @@ def bench(pipe: Any, target: Target, request: Request, args: argparse.Namespace,
     rows = []
     for tier in args.tiers:
         config = AccelConfig(tier=tier)
-        with accelerate(pipe, config) as handle:
+        with accelerate(pipe, config, model=target.model, weights=target.weights) as handle:
             work = Work(
-                model=target.model,
-                weights=target.weights,
                 request=with_canvas(handle.family, pipe, request, target.res),
                 prompt_embeds=random_prompt_embeds(pipe, TEXT_ROWS) if random else None,
                 stages=stages_of(pipe, random=random),

@@ -17,11 +17,10 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from videoaccel.cli.bare import bare_call, bare_loop
-from videoaccel.cli.request_run import run_request
 from videoaccel.install import Handle
 from videoaccel.pipelines.request import Request
 from videoaccel.receipt import STAGES, Receipt
+from videoaccel.runner import run_request
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,14 +28,11 @@ class Work:
     """What every request of a benchmark does.
 
     Attributes:
-        model, weights: for receipts.
         request: the request; each one gets its own seed, counting up.
         prompt_embeds: `(1, L, D)` where there is no text encoder, else None.
         stages: the stages that are run; the others are reported as null.
     """
 
-    model: str
-    weights: str
     request: Request
     prompt_embeds: torch.Tensor | None
     stages: tuple[str, ...]
@@ -101,8 +97,6 @@ def measure(
             outcome = run_request(
                 handle,
                 work.numbered(index),
-                model=work.model,
-                weights=work.weights,
                 out=out if "mux" in work.stages else None,
                 prompt_embeds=work.prompt_embeds,
                 decode="decode" in work.stages,
@@ -186,9 +180,9 @@ def bare_run(handle: Handle, work: Work, index: int) -> float | None:
         handle.pipe, work.numbered(index), prompt_embeds=work.prompt_embeds, decode="decode" in work.stages
     )
     if work.prompt_embeds is None:
-        return bare_call(run)
+        return run.stock_call()
     run.encode()
-    return bare_loop(run)
+    return run.stock_loop()
 
 
 def comparable(ended: Ended, work: Work) -> float:

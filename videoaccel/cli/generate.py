@@ -65,9 +65,9 @@ def run(args: argparse.Namespace) -> int:
         check_writable(args.receipt, suffix=".json")
     check_files(args)
 
-    from videoaccel.cli.request_run import noise_digest, run_request
     from videoaccel.install import accelerate
     from videoaccel.pipelines.loading import check_device, load
+    from videoaccel.runner import noise_digest, run_request
 
     quiet_libraries()
     request = read_request(args)
@@ -77,13 +77,11 @@ def run(args: argparse.Namespace) -> int:
     with ProgressReport(enabled=not (args.quiet or args.json)) as progress:
         progress.stage("load")
         pipe = load(model, device=device, task=plan.task if plan is not None else request.task)
-        with accelerate(pipe, config) as handle:
+        with accelerate(pipe, config, model=model, weights="pretrained") as handle:
             request = with_canvas(handle.family, pipe, request, args.res)
             outcome = run_request(
                 handle,
                 request,
-                model=model,
-                weights="pretrained",
                 out=out,
                 on_progress=progress,
                 on_mux=lambda: progress.stage("mux"),
@@ -95,13 +93,13 @@ def run(args: argparse.Namespace) -> int:
     if args.json:
         made = {
             "output": str(out),
-            "initial_noise_sha256": noise_digest(outcome.run),
+            "initial_noise_sha256": noise_digest(outcome.clip),
             "receipt": receipt.to_dict(),
         }
         print(json.dumps(made, indent=2, allow_nan=False))
     elif not args.quiet:
         times = receipt.timings
-        sound = "with sound" if outcome.clip is not None and outcome.clip.audio is not None else "no sound"
+        sound = "with sound" if outcome.clip.audio is not None else "no sound"
         print(
             f"{out}: {receipt.frames} frames of {receipt.width}x{receipt.height}, "
             f"{receipt.frames / receipt.fps:.2f} s at {receipt.fps:g} fps, {sound}; {receipt.task}, "

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Collection, Sequence
+from itertools import pairwise
 from typing import TypeGuard
 
-from videoaccel.errors import UserError
+from videoaccel.errors import UserError, unknown
 from videoaccel.pipelines.request import Request
 
 MAX_ASPECT = 4
@@ -85,3 +87,67 @@ def check_has_prompt(request: Request) -> None:
     """UserError for a prompt without words."""
     if not isinstance(request.prompt, str) or not request.prompt.strip():
         raise UserError("the prompt is empty; describe the clip in a sentence")
+
+
+def check_shift(request: Request, streams: Collection[str]) -> dict[str, float]:
+    """The request's shift, per stream.
+
+    Raises:
+        UserError: a stream that the family has not, or a shift that is no positive number.
+    """
+    shift = dict(request.shift or {})
+    for stream, value in shift.items():
+        if stream not in streams:
+            raise unknown("stream of shift", stream, streams)
+        if check_number(f"the {stream} shift", value, "try 5") <= 0:
+            raise UserError(f"the {stream} shift must be above 0, got {value!r}; 1 shifts nothing")
+    return {stream: float(value) for stream, value in shift.items()}
+
+
+def check_sigmas(request: Request, streams: Collection[str]) -> dict[str, tuple[float, ...]]:
+    """The request's noise levels, per stream.
+
+    Raises:
+        UserError: a stream that the family has not, one with a shift as well, levels that are not strictly
+            decreasing from at most 1 to 0, or two streams with different numbers of them.
+    """
+    found: dict[str, tuple[float, ...]] = {}
+    for stream, levels in (request.sigmas or {}).items():
+        if stream not in streams:
+            raise unknown("stream of sigmas", stream, streams)
+        if stream in (request.shift or {}):
+            raise UserError(f"{stream} has sigmas, which no shift is applied to; give one of the two")
+        found[stream] = _levels(stream, levels)
+    if len({len(levels) for levels in found.values()}) > 1:
+        raise UserError("the sigmas of all streams must be equally many; one forward serves them all")
+    return found
+
+
+def _levels(stream: str, levels: Sequence[float]) -> tuple[float, ...]:
+    if isinstance(levels, str) or not isinstance(levels, Sequence):
+        raise UserError(f"the {stream} sigmas must be a list of numbers, got {levels!r}")
+    values = tuple(check_number(f"each of the {stream} sigmas", value, "try 1, 0.5, 0") for value in levels)
+    falling = all(after < now for now, after in pairwise(values))
+    if len(values) < 2 or not falling or values[0] > 1 or values[-1] != 0:
+        said = ", ".join(f"{value:g}" for value in values)
+        raise UserError(f"the {stream} sigmas must fall from at most 1 to a final 0, got {said}")
+    return values
+
+
+def steps_asked(request: Request, sigmas: dict[str, tuple[float, ...]], least: int) -> int | None:
+    """The steps that were asked for, by number or by sigmas; None where neither says.
+
+    Args:
+        request: what was asked.
+        sigmas: of `check_sigmas`.
+        least: the family's fewest steps, which make one forward.
+
+    Raises:
+        UserError: the two disagree.
+    """
+    if not sigmas:
+        return request.steps
+    steps = len(next(iter(sigmas.values()))) - 2 + least
+    if request.steps not in (None, steps):
+        raise UserError(f"these sigmas are {steps} steps, not {request.steps!r}; leave out the steps")
+    return steps

@@ -10,14 +10,19 @@ from __future__ import annotations
 
 import importlib
 import time
+import types
+import uuid
 from abc import ABC, abstractmethod
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, Protocol
+from typing import Any, ClassVar
 
+import numpy as np
 import torch
 
 from videoaccel.errors import RequestError, UserError, unknown
+from videoaccel.forward import Controller, ForwardCall, Kind, answer, current_forward
 from videoaccel.pipelines.layout import Layout, Segment
 from videoaccel.pipelines.request import (
     CancelFlag,
@@ -54,9 +59,12 @@ __all__ = [
     "StreamSchedule",
     "Streams",
     "Timings",
+    "current_forward",
     "family_of",
     "stream_schedule",
 ]
+
+NO_CONTROLLERS: Mapping[str, Controller] = types.MappingProxyType({})
 
 FAMILIES: dict[str, str] = {
     "minimax_h3": "videoaccel.pipelines.minimax_h3:MiniMaxH3Family",
@@ -94,39 +102,6 @@ class BlockStack:
     velocity_streams: tuple[str, ...]
 
 
-@dataclass(frozen=True, kw_only=True)
-class ForwardCall:
-    """One transformer forward the denoise loop is about to make.
-
-    Attributes:
-        step: the step it belongs to.
-        branch: the guidance branch (`cond`, `uncond`).
-        latents: the current sample of each generated stream, conditions left out: rows `(L, C)` where the
-            family packs rows, `(1, C, T, H, W)` otherwise. The loop writes in place; clone what must last.
-        dense: runs the forward and returns the velocity of each generated stream, in the shapes of `latents`.
-    """
-
-    step: StepInfo
-    branch: str
-    latents: Streams
-    dense: Callable[[], Streams]
-
-
-class Controller(Protocol):
-    """What decides, forward by forward, whether the transformer runs. None means "always dense"."""
-
-    def velocity(self, call: ForwardCall) -> Streams:
-        """The velocity to use: `call.dense()`, or one made without the transformer, of the same shapes."""
-        ...
-
-    def after_step(self, step: StepInfo, latents: Streams) -> Streams | None:
-        """Sees the sample after the scheduler's step; returns the streams it corrects, or None to leave all.
-
-        `step.carry` of a correction reaches the final latent: all of it under Euler, little under UniPC.
-        """
-        ...
-
-
 class Run(ABC):
     """One request in progress: all of its state, made at its start and dropped at its end.
 
@@ -136,9 +111,15 @@ class Run(ABC):
 
     Attributes:
         pipe: the pipeline.
+        id: the request's identity, unlike any other's.
         request, plan: what was asked and what is served.
         steps: the denoising steps, in order.
+        encoded: whether `make_latents` has come past `encode`.
         timings: seconds so far.
+        forwards: forwards so far by kind, as the receipt counts them: what a controller had run, and what it
+            answered without ("reused"). A technique that runs part of a transformer itself, to decide, counts
+            that here as "probe".
+        controllers: the controllers of `denoise`, by key, in the order in which they compose.
     """
 
     def __init__(self, pipe: Any, request: Request, plan: Plan, steps: tuple[StepInfo, ...]) -> None:
@@ -146,7 +127,11 @@ class Run(ABC):
         self.request = request
         self.plan = plan
         self.steps = steps
+        self.id = uuid.uuid4().hex
+        self.encoded = False
         self.timings = Timings()
+        self.forwards: Counter[str] = Counter()
+        self.controllers = NO_CONTROLLERS
         self._started = time.perf_counter()
 
     @property
@@ -174,9 +159,15 @@ class Run(ABC):
         *,
         on_progress: OnProgress | None = None,
         cancel: CancelFlag | None = None,
-        controller: Controller | None = None,
+        controllers: Mapping[str, Controller] = NO_CONTROLLERS,
     ) -> None:
         """Run every step.
+
+        Args:
+            on_progress: told of every step.
+            cancel: asked before every step.
+            controllers: what decides about each forward, by key; `Controller` says how several compose. With
+                none, every forward is dense.
 
         Raises:
             Cancelled: `cancel` returned True; checked before every step.
@@ -186,12 +177,29 @@ class Run(ABC):
     def decode(self) -> Clip:
         """Latents to frames and sound."""
 
+    def undecoded(self) -> Clip:
+        """The clip as latents alone: no frames, `(0, H, W, 3)`, and no sound. After `denoise`."""
+        frames = np.empty((0, self.plan.height, self.plan.width, 3), np.uint8)
+        return self._clip(frames, None, None)
+
+    def stock_call(self) -> float | None:
+        """Seconds of diffusers' own pipeline call for this request: encode, denoise and decode.
+
+        On a run of which nothing else was called, the device synchronised at both ends. None for a family
+        that has not wired it up.
+        """
+        return None
+
+    def stock_loop(self) -> float | None:
+        """Seconds of diffusers' own denoise loop after `encode`, as `stock_call`."""
+        return None
+
     def make_latents(
         self,
         *,
         on_progress: OnProgress | None = None,
         cancel: CancelFlag | None = None,
-        controller: Controller | None = None,
+        controllers: Mapping[str, Controller] = NO_CONTROLLERS,
     ) -> None:
         """`encode` and `denoise`, with progress and cancel before each.
 
@@ -202,10 +210,11 @@ class Run(ABC):
         self._check(cancel)
         self._tell(on_progress, "encode", 0, 1)
         self.encode()
+        self.encoded = True
         self._tell(on_progress, "encode", 1, 1)
         self._check(cancel)
         self._tell(on_progress, "denoise", 0, len(self.steps))
-        self.denoise(on_progress=on_progress, cancel=cancel, controller=controller)
+        self.denoise(on_progress=on_progress, cancel=cancel, controllers=controllers)
         for stream, latent in self.latents.items():
             if not bool(torch.isfinite(latent).all()):
                 raise RequestError(
@@ -224,6 +233,61 @@ class Run(ABC):
         clip = self.decode()
         self._tell(on_progress, "decode", 1, 1)
         return clip
+
+    def _ask(self, branch: str, latents: Streams, run_model: Callable[[], Streams]) -> Streams:
+        """The velocity of the forward at hand: from the controllers, or from `run_model` without any."""
+        ran = False
+
+        def dense(kind: Kind = "dense") -> Streams:
+            nonlocal ran
+            ran = True
+            self.forwards[kind] += 1
+            return run_model()
+
+        call = ForwardCall(
+            request_id=self.id,
+            plan=self.plan,
+            layout=self.layout,
+            step=self.steps[len(self.timings.step_s)],
+            branch=branch,
+            latents=latents,
+            controllers=self.controllers,
+            dense=dense,
+        )
+        velocity = answer(call)
+        if not ran:
+            self.forwards["reused"] += 1
+        return velocity
+
+    def _corrections(self, step: StepInfo, latents: Streams) -> Streams:
+        """The streams that controllers correct after a step."""
+        changed: Streams = {}
+        for controller in self.controllers.values():
+            changed |= controller.after_step(step, latents | changed) or {}
+        return changed
+
+    def _clip(
+        self, frames: np.ndarray[Any, Any], audio: np.ndarray[Any, Any] | None, rate: int | None
+    ) -> Clip:
+        return Clip(
+            frames=frames,
+            audio=audio,
+            sampling_rate=rate,
+            fps=self.plan.fps,
+            latents={name: value.cpu() for name, value in self.latents.items()},
+            initial_noise=self.initial_noise,
+            layout=self.layout,
+            plan=self.plan,
+            timings=self.timings,
+        )
+
+    def _timed(self, work: Callable[[], object]) -> float:
+        """Seconds of `work`, the device synchronised at both ends."""
+        self._synchronise()
+        start = time.perf_counter()
+        work()
+        self._synchronise()
+        return time.perf_counter() - start
 
     def _synchronise(self) -> None:
         device = torch.device(self.pipe._execution_device)
@@ -283,11 +347,20 @@ class Family(ABC):
 
     @abstractmethod
     def schedules(
-        self, pipe: Any, steps: int, sigmas: Mapping[str, Sequence[float]] | None = None
+        self,
+        pipe: Any,
+        steps: int,
+        *,
+        shift: Mapping[str, float] | None = None,
+        sigmas: Mapping[str, Sequence[float]] | None = None,
     ) -> dict[str, StreamSchedule]:
-        """Per stream, the schedule and coefficients of a run of `steps` steps, or of custom sigmas a stream.
+        """Per stream, the schedule and coefficients of a run of `steps` steps.
 
-        The pipeline's own schedulers are copied, so their shift counts and their state does not change.
+        The pipeline's own schedulers are copied, so their shift counts and their state does not change; a
+        stream may have another shift, or sigmas, as in `Request`.
+
+        Raises:
+            UserError: a scheduler can't run what is asked.
         """
 
     @abstractmethod
@@ -296,7 +369,7 @@ class Family(ABC):
 
     @abstractmethod
     def steps(self, pipe: Any, plan: Plan) -> tuple[StepInfo, ...]:
-        """Every denoising step of a plan: its expert, noise levels, coefficients and guidance weights."""
+        """Every denoising step of a plan: its expert, noise levels and guidance weights."""
 
     @abstractmethod
     def start(
@@ -323,7 +396,7 @@ class Family(ABC):
         *,
         on_progress: OnProgress | None = None,
         cancel: CancelFlag | None = None,
-        controller: Controller | None = None,
+        controllers: Mapping[str, Controller] = NO_CONTROLLERS,
         prompt_embeds: torch.Tensor | None = None,
     ) -> Clip:
         """All three stages of a request. The arguments are those of `start` and `Run.denoise`.
@@ -333,7 +406,7 @@ class Family(ABC):
             Cancelled, RequestError: as `Run.make_latents` and `Run.make_clip`.
         """
         run = self.start(pipe, request, prompt_embeds=prompt_embeds)
-        run.make_latents(on_progress=on_progress, cancel=cancel, controller=controller)
+        run.make_latents(on_progress=on_progress, cancel=cancel, controllers=controllers)
         return run.make_clip(on_progress=on_progress, cancel=cancel)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -21,12 +21,16 @@ from videoaccel.pipelines.checks import (
     check_num_frames,
     check_number,
     check_seed,
+    check_shift,
+    check_sigmas,
     check_steps,
+    steps_asked,
 )
 from videoaccel.pipelines.facts import ModelFacts
 from videoaccel.pipelines.request import Plan, Reference, Request
 
 TASKS = ("t2va", "fl2va", "ref2va")
+STREAMS = ("video", "audio")
 # What the released checkpoint accepts; the defaults of diffusers' MiniMaxH3Ref2VASetupStep.
 LIMITS = {"image": 9, "video": 3, "audio": 3}
 MAX_REFERENCES = 12
@@ -87,8 +91,12 @@ def canvas_for(pipe: Any, short_edge: int | None = None) -> tuple[int, int]:
     return int(height), int(width)
 
 
-def resolve(pipe: Any, request: Request, forwards: Callable[[int], int]) -> Plan:
-    """See `Family.resolve`. `forwards` maps a step count to the schedule's number of forwards."""
+Forwards = Callable[[int, Mapping[str, float], Mapping[str, tuple[float, ...]]], int]
+"""Steps, shift and sigmas to the schedule's number of forwards."""
+
+
+def resolve(pipe: Any, request: Request, forwards: Forwards) -> Plan:
+    """See `Family.resolve`."""
     task = task_of(request)
     notes: list[str] = []
     _check_prompt(pipe, request)
@@ -99,7 +107,9 @@ def resolve(pipe: Any, request: Request, forwards: Callable[[int], int]) -> Plan
             notes.append(f"the sound of reference {number} was resampled from {rate} to {target} Hz.")
     height, width = _canvas(pipe, request, task)
     num_frames = _frames(pipe, request, notes)
-    steps = facts_of(pipe).default_steps if request.steps is None else request.steps
+    shift, sigmas = check_shift(request, STREAMS), check_sigmas(request, STREAMS)
+    asked = steps_asked(request, sigmas, 2)
+    steps = facts_of(pipe).default_steps if asked is None else asked
     check_steps(steps, 2, "N steps are N-1 forwards")
     if request.guidance is not None or request.guidance_low_noise is not None or request.negative_prompt:
         raise UserError("MiniMax-H3 is guidance-distilled; drop the guidance scale and the negative prompt")
@@ -111,8 +121,10 @@ def resolve(pipe: Any, request: Request, forwards: Callable[[int], int]) -> Plan
         num_frames=num_frames,
         fps=float(pipe.fps),
         steps=steps,
-        forwards=forwards(steps),
+        forwards=forwards(steps, shift, sigmas),
         seed=check_seed(request.seed),
+        shift=shift,
+        sigmas=sigmas,
         notes=tuple(notes),
     )
 

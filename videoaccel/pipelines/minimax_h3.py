@@ -6,7 +6,9 @@ bit. N steps are N-1 forwards, one guidance branch, one expert a task.
 
 from __future__ import annotations
 
+import contextlib
 import copy
+import io
 import time
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
@@ -15,9 +17,10 @@ import numpy as np
 import torch
 
 from videoaccel.errors import RequestError, UserError, unknown
-from videoaccel.pipelines.family import BlockStack, Controller, Family, ForwardCall, Run
+from videoaccel.forward import Controller
+from videoaccel.pipelines.family import NO_CONTROLLERS, BlockStack, Family, Run
 from videoaccel.pipelines.h3_layout import Condition, h3_layout
-from videoaccel.pipelines.h3_request import TASKS, canvas_for, resampled, resolve
+from videoaccel.pipelines.h3_request import STREAMS, TASKS, canvas_for, resampled, resolve
 from videoaccel.pipelines.layout import Layout
 from videoaccel.pipelines.request import (
     CancelFlag,
@@ -30,7 +33,8 @@ from videoaccel.pipelines.request import (
     Streams,
     finished_frames,
 )
-from videoaccel.pipelines.schedule import StreamSchedule, stream_schedule
+from videoaccel.pipelines.schedule import StreamSchedule, own_scheduler, stream_schedule
+from videoaccel.pipelines.stand_in import looped
 
 # The block a workflow cannot run without: how a pruned pipeline shows which task it kept.
 _MARKERS = {
@@ -38,6 +42,7 @@ _MARKERS = {
     "fl2va": "MiniMaxH3ResizeStep",
     "ref2va": "MiniMaxH3Ref2VASetupStep",
 }
+_SCHEDULERS = {"video": "scheduler", "audio": "audio_scheduler"}
 _TRIGGERS: dict[str, dict[str, bool]] = {"t2va": {}, "fl2va": {"image": True}, "ref2va": {"references": True}}
 
 
@@ -47,7 +52,7 @@ class MiniMaxH3Family(Family):
     name: ClassVar[str] = "minimax_h3"
     pipeline_classes: ClassVar[tuple[str, ...]] = ("MiniMaxH3ModularPipeline",)
     tasks: ClassVar[tuple[str, ...]] = TASKS
-    streams: ClassVar[tuple[str, ...]] = ("video", "audio")
+    streams: ClassVar[tuple[str, ...]] = STREAMS
 
     def components(self, pipe: Any, task: str) -> tuple[str, ...]:
         blocks = workflow_blocks(pipe, task)
@@ -74,15 +79,29 @@ class MiniMaxH3Family(Family):
         )
 
     def resolve(self, pipe: Any, request: Request) -> Plan:
-        return resolve(pipe, request, lambda steps: len(self.schedules(pipe, steps)["video"].timesteps))
+        def forwards(
+            steps: int, shift: Mapping[str, float], sigmas: Mapping[str, tuple[float, ...]]
+        ) -> int:
+            return len(self.schedules(pipe, steps, shift=shift, sigmas=sigmas)["video"].timesteps)
+
+        return resolve(pipe, request, forwards)
 
     def schedules(
-        self, pipe: Any, steps: int, sigmas: Mapping[str, Sequence[float]] | None = None
+        self,
+        pipe: Any,
+        steps: int,
+        *,
+        shift: Mapping[str, float] | None = None,
+        sigmas: Mapping[str, Sequence[float]] | None = None,
     ) -> dict[str, StreamSchedule]:
-        given = sigmas or {}
         found = {
-            "video": stream_schedule(pipe.scheduler, steps, given.get("video")),
-            "audio": stream_schedule(pipe.audio_scheduler, steps, given.get("audio")),
+            stream: stream_schedule(
+                getattr(pipe, name),
+                steps,
+                shift=(shift or {}).get(stream),
+                sigmas=(sigmas or {}).get(stream),
+            )
+            for stream, name in _SCHEDULERS.items()
         }
         counts = {name: len(schedule.timesteps) for name, schedule in found.items()}
         if counts["video"] != counts["audio"]:
@@ -95,7 +114,7 @@ class MiniMaxH3Family(Family):
         return canvas_for(pipe, short_edge)
 
     def steps(self, pipe: Any, plan: Plan) -> tuple[StepInfo, ...]:
-        schedules = self.schedules(pipe, plan.steps)
+        schedules = self.schedules(pipe, plan.steps, shift=plan.shift, sigmas=plan.sigmas)
         (component,) = self.components(pipe, plan.task)
         return tuple(
             StepInfo(
@@ -104,9 +123,8 @@ class MiniMaxH3Family(Family):
                 timestep={name: schedule.timesteps[index] for name, schedule in schedules.items()},
                 sigma={name: schedule.sigmas[index] for name, schedule in schedules.items()},
                 sigma_next={name: schedule.sigmas[index + 1] for name, schedule in schedules.items()},
-                coefficient={name: schedule.coefficients[index] for name, schedule in schedules.items()},
-                carry={name: schedule.carries[index] for name, schedule in schedules.items()},
                 branches={"cond": 1.0},
+                schedules=schedules,
             )
             for index in range(plan.forwards)
         )
@@ -142,8 +160,9 @@ class MiniMaxH3Run(Run):
         # The blocks step `components.scheduler` in place. A shallow copy of the pipeline with schedulers of
         # its own keeps two runs of one pipeline apart, and the pipeline as it was.
         self._view = copy.copy(pipe)
-        self._view.scheduler = copy.deepcopy(pipe.scheduler)
-        self._view.audio_scheduler = copy.deepcopy(pipe.audio_scheduler)
+        for stream, name in _SCHEDULERS.items():
+            shift, sigmas = plan.shift.get(stream), plan.sigmas.get(stream)
+            setattr(self._view, name, own_scheduler(getattr(pipe, name), shift=shift, sigmas=sigmas))
         self._blocks = workflow_blocks(pipe, plan.task)
         self._state = _initial_state(pipe, self._inputs())
         if prompt_embeds is not None:
@@ -215,61 +234,70 @@ class MiniMaxH3Run(Run):
         *,
         on_progress: OnProgress | None = None,
         cancel: CancelFlag | None = None,
-        controller: Controller | None = None,
+        controllers: Mapping[str, Controller] = NO_CONTROLLERS,
     ) -> None:
+        self.controllers = controllers
         loop = _loop(self._blocks)[1]
-        block_state = loop.get_block_state(self._state)
+        state = loop.get_block_state(self._state)
+        view = looped(self._view, (self.steps[0].component,), self._forward)
+        self._skip = {"video": state.num_condition_video_rows, "audio": state.num_condition_audio_rows}
         self._synchronise()
         start = time.perf_counter()
-        for step, timestep in zip(self.steps, block_state.timesteps, strict=True):
+        for step, timestep in zip(self.steps, state.timesteps, strict=True):
             self._check(cancel)
             begun = time.perf_counter()
-            if controller is None:
-                loop.loop_step(self._view, block_state, i=step.index, t=timestep)
-            else:
-                self._controlled_step(loop, block_state, step, timestep, controller)
+            loop.loop_step(view, state, i=step.index, t=timestep)
+            buffers = {"video": state.latents, "audio": state.audio_latents}
+            generated = {name: buffer[self._skip[name] :] for name, buffer in buffers.items()}
+            for name, value in self._corrections(step, generated).items():
+                generated[name].copy_(value)
             # Without this a GPU runs steps behind its launches, and a cancel would stop nothing.
             self._synchronise()
             self.timings.step_s.append(time.perf_counter() - begun)
             self._tell(
                 on_progress, "denoise", step.index + 1, len(self.steps), step_s=self.timings.step_s[-1]
             )
-        loop.set_block_state(self._state, block_state)
+        loop.set_block_state(self._state, state)
         _after(self._blocks)(self._view, self._state)
         self._synchronise()
         self.timings.denoise_s = time.perf_counter() - start
 
-    def _controlled_step(
-        self, loop: Any, block_state: Any, step: StepInfo, timestep: torch.Tensor, controller: Controller
-    ) -> None:
-        skip = {"video": block_state.num_condition_video_rows, "audio": block_state.num_condition_audio_rows}
-        rows = {"video": "latents", "audio": "audio_latents"}
-        outputs = {"video": "noise_pred", "audio": "audio_noise_pred"}
-        context: dict[str, Any] = {"i": step.index, "t": timestep}
+    def _forward(self, model: Any, branch: str, inputs: dict[str, Any]) -> tuple[torch.Tensor, ...]:
+        skip = self._skip
+        whole: Streams = {}
+        made: Streams = {}
 
-        def generated() -> Streams:
-            return {name: getattr(block_state, rows[name])[skip[name] :] for name in rows}
+        def run_model() -> Streams:
+            whole["video"], whole["audio"] = model(**inputs)
+            made.update({name: value[0, skip[name] :] for name, value in whole.items()})
+            return dict(made)
 
-        def dense() -> Streams:
-            loop.sub_blocks["denoiser"](self._view, block_state, **context)
-            return {name: getattr(block_state, outputs[name])[0, skip[name] :] for name in outputs}
+        samples = {"video": inputs["hidden_states"], "audio": inputs["audio_hidden_states"]}
+        latents = {name: value[0, skip[name] :] for name, value in samples.items()}
+        velocity = self._ask(branch, latents, run_model)
+        return tuple(
+            whole[name]
+            if value is made.get(name)
+            # The scheduler reads the generated rows only; the condition rows in front are never used.
+            else torch.cat([value.new_zeros(skip[name], value.shape[-1]), value])[None]
+            for name, value in ((stream, velocity[stream]) for stream in STREAMS)
+        )
 
-        call = ForwardCall(step=step, branch="cond", latents=generated(), dense=dense)
-        velocity = controller.velocity(call)
-        for name, value in velocity.items():
-            # The scheduler block reads the generated rows only; the condition rows in front are never used.
-            padding = value.new_zeros(skip[name], value.shape[-1])
-            setattr(block_state, outputs[name], torch.cat([padding, value])[None])
-        loop.sub_blocks["update"](self._view, block_state, **context)
-        corrected = controller.after_step(step, generated())
-        for name, value in (corrected or {}).items():
-            getattr(block_state, rows[name])[skip[name] :] = value
+    def stock_call(self) -> float | None:
+        # The stock loop draws a bar on stderr; the run's view of the pipeline has schedulers of its own.
+        with contextlib.redirect_stderr(io.StringIO()):
+            return self._timed(lambda: self._view(**self._inputs()))
+
+    @torch.no_grad()
+    def stock_loop(self) -> float | None:
+        loop = _loop(self._blocks)[1]
+        loop.set_progress_bar_config(disable=True)
+        return self._timed(lambda: loop(self._view, self._state))
 
     @torch.no_grad()
     def decode(self) -> Clip:
         self._synchronise()
         start = time.perf_counter()
-        latents = {name: value.cpu() for name, value in self.latents.items()}
         for block in (block for name, block in self._blocks.items() if name.startswith("decode")):
             _, self._state = block(self._view, self._state)
         frames = finished_frames(self._state.get("videos")[0])
@@ -280,17 +308,7 @@ class MiniMaxH3Run(Run):
             raise RequestError("the decoded sound holds values that are not finite; no clip was made")
         self._synchronise()
         self.timings.decode_s = time.perf_counter() - start
-        return Clip(
-            frames=frames,
-            audio=audio,
-            sampling_rate=int(self._state.get("sampling_rate")),
-            fps=self.plan.fps,
-            latents=latents,
-            initial_noise=self._noise,
-            layout=self.layout,
-            plan=self.plan,
-            timings=self.timings,
-        )
+        return self._clip(frames, audio, int(self._state.get("sampling_rate")))
 
 
 def workflow_blocks(pipe: Any, task: str) -> dict[str, Any]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from PIL import Image
 
     from videoaccel.pipelines.layout import Layout
+    from videoaccel.pipelines.schedule import StreamSchedule
 
 Streams = dict[str, "torch.Tensor"]
 """One tensor a generated stream: `"video"` always, `"audio"` where the family makes sound."""
@@ -52,6 +53,9 @@ class Reference:
 class Request:
     """What a user asks for. `None` means "the model's own default"; `Family.resolve` turns it into a `Plan`.
 
+    What a technique takes from a request (an adapter, say) is a field here, checked and carried over to the
+    plan by `resolve`: a technique sees both in `Technique.begin`, and the plan at every forward.
+
     Attributes:
         prompt: one caption.
         task: a task of the family (`t2va`, `fl2va`, `ref2va`, `t2v`, `i2v`); None reads it off the rest.
@@ -66,6 +70,9 @@ class Request:
         negative_prompt: for families with a guidance branch.
         guidance: guidance scale, for families with a guidance branch.
         guidance_low_noise: guidance scale of the low-noise expert of a two-expert model.
+        shift: per stream, the schedule's shift, as the scheduler's `set_shift` takes it.
+        sigmas: per stream, the noise levels to run as they stand, strictly decreasing, the terminal 0
+            included: N + 1 levels are N forwards. No shift is applied to them.
     """
 
     prompt: str
@@ -82,6 +89,8 @@ class Request:
     negative_prompt: str | None = None
     guidance: float | None = None
     guidance_low_noise: float | None = None
+    shift: Mapping[str, float] | None = None
+    sigmas: Mapping[str, Sequence[float]] | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -99,6 +108,8 @@ class Plan:
         seed: seed of the initial noise.
         guidance: guidance scale of the first (high-noise) expert; None where there is no guidance.
         guidance_low_noise: guidance scale of the second expert; None where there is none.
+        shift: per stream, the shift that was asked for; a stream that is absent runs the scheduler's own.
+        sigmas: per stream, the noise levels that were asked for, the terminal 0 included.
         notes: what differs from what was asked, one sentence each (for the receipt).
     """
 
@@ -113,6 +124,8 @@ class Plan:
     seed: int
     guidance: float | None = None
     guidance_low_noise: float | None = None
+    shift: Mapping[str, float] = field(default_factory=dict)
+    sigmas: Mapping[str, tuple[float, ...]] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
 
     @property
@@ -130,11 +143,8 @@ class StepInfo:
         component: pipeline component whose transformer runs it (the expert, on two-expert models).
         timestep: per stream, what the scheduler calls the timestep.
         sigma, sigma_next: per stream, noise level before and after the step.
-        coefficient: per stream, b_i = d x_final / d v_i of the scheduler (guided velocity, Euler or any other
-            scheduler that is linear in its model outputs).
-        carry: per stream, c_i = d x_final / d x of the sample after this step: 1 for Euler, mostly less for a
-            multistep scheduler, which drops part of what `Controller.after_step` corrects.
         branches: per guidance branch, its weight in the guided velocity; `{"cond": 1.0}` without guidance.
+        schedules: per stream, the schedule of the run.
     """
 
     index: int
@@ -142,9 +152,27 @@ class StepInfo:
     timestep: Mapping[str, float]
     sigma: Mapping[str, float]
     sigma_next: Mapping[str, float]
-    coefficient: Mapping[str, float]
-    carry: Mapping[str, float]
     branches: Mapping[str, float]
+    schedules: Mapping[str, StreamSchedule] = field(repr=False, compare=False)
+
+    @property
+    def coefficient(self) -> dict[str, float]:
+        """Per stream, b_i = d x_final / d v_i of the scheduler, for the guided velocity.
+
+        Raises:
+            UserError: the scheduler is not linear in its model outputs (it draws noise or thresholds). A
+                controller that needs this asks in `Technique.begin`, before anything has run.
+        """
+        return {name: schedule.coefficients[self.index] for name, schedule in self.schedules.items()}
+
+    @property
+    def carry(self) -> dict[str, float]:
+        """Per stream, c_i = d x_final / d x of the sample after this step. Raises as `coefficient`.
+
+        1 for Euler, mostly less for a multistep scheduler, which drops part of what `Controller.after_step`
+        corrects.
+        """
+        return {name: schedule.carries[self.index] for name, schedule in self.schedules.items()}
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -9,13 +9,13 @@ from __future__ import annotations
 import copy
 import time
 from collections.abc import Mapping, Sequence
-from contextlib import AbstractContextManager
 from typing import Any, ClassVar
 
 import torch
 
 from videoaccel.errors import UserError
-from videoaccel.pipelines.family import BlockStack, Controller, Family, ForwardCall, Run
+from videoaccel.forward import Controller
+from videoaccel.pipelines.family import NO_CONTROLLERS, BlockStack, Family, Run
 from videoaccel.pipelines.layout import Layout, Segment
 from videoaccel.pipelines.request import (
     CancelFlag,
@@ -27,8 +27,9 @@ from videoaccel.pipelines.request import (
     Streams,
     finished_frames,
 )
-from videoaccel.pipelines.schedule import StreamSchedule, stream_schedule
-from videoaccel.pipelines.wan_facts import TASKS, canvas_for, experts, patch_size
+from videoaccel.pipelines.schedule import StreamSchedule, own_scheduler, stream_schedule
+from videoaccel.pipelines.stand_in import looped, put
+from videoaccel.pipelines.wan_facts import STREAMS, TASKS, canvas_for, experts, patch_size
 from videoaccel.pipelines.wan_request import resolve
 
 # The stock call's `max_sequence_length`: text is padded to it.
@@ -41,7 +42,7 @@ class WanFamily(Family):
     name: ClassVar[str] = "wan"
     pipeline_classes: ClassVar[tuple[str, ...]] = ("WanPipeline", "WanImageToVideoPipeline")
     tasks: ClassVar[tuple[str, ...]] = TASKS
-    streams: ClassVar[tuple[str, ...]] = ("video",)
+    streams: ClassVar[tuple[str, ...]] = STREAMS
 
     def components(self, pipe: Any, task: str) -> tuple[str, ...]:
         return experts(pipe, task)
@@ -69,15 +70,22 @@ class WanFamily(Family):
         return resolve(pipe, request, TEXT_ROWS)
 
     def schedules(
-        self, pipe: Any, steps: int, sigmas: Mapping[str, Sequence[float]] | None = None
+        self,
+        pipe: Any,
+        steps: int,
+        *,
+        shift: Mapping[str, float] | None = None,
+        sigmas: Mapping[str, Sequence[float]] | None = None,
     ) -> dict[str, StreamSchedule]:
-        return {"video": stream_schedule(pipe.scheduler, steps, (sigmas or {}).get("video"))}
+        video_shift, video_sigmas = (shift or {}).get("video"), (sigmas or {}).get("video")
+        return {"video": stream_schedule(pipe.scheduler, steps, shift=video_shift, sigmas=video_sigmas)}
 
     def canvas(self, pipe: Any, short_edge: int | None = None) -> tuple[int, int]:
         return canvas_for(pipe, short_edge)
 
     def steps(self, pipe: Any, plan: Plan) -> tuple[StepInfo, ...]:
-        schedule = self.schedules(pipe, plan.steps)["video"]
+        schedules = self.schedules(pipe, plan.steps, shift=plan.shift, sigmas=plan.sigmas)
+        schedule = schedules["video"]
         ratio = pipe.config.boundary_ratio
         boundary = None if ratio is None else ratio * pipe.scheduler.config.num_train_timesteps
         steps = []
@@ -93,9 +101,8 @@ class WanFamily(Family):
                     timestep={"video": timestep},
                     sigma={"video": schedule.sigmas[index]},
                     sigma_next={"video": schedule.sigmas[index + 1]},
-                    coefficient={"video": schedule.coefficients[index]},
-                    carry={"video": schedule.carries[index]},
                     branches={"cond": weight, "uncond": 1.0 - weight} if guided else {"cond": 1.0},
+                    schedules=schedules,
                 )
             )
         return tuple(steps)
@@ -127,11 +134,12 @@ class WanRun(Run):
     ) -> None:
         super().__init__(pipe, request, plan, steps)
         self._view = copy.copy(pipe)
-        _put(self._view, "scheduler", copy.deepcopy(pipe.scheduler))
+        shift, sigmas = plan.shift.get("video"), plan.sigmas.get("video")
+        put(self._view, "scheduler", own_scheduler(pipe.scheduler, shift=shift, sigmas=sigmas))
         # The Wan VAE keeps the feature cache of the clip at hand in its own attributes. A shallow copy has
         # the same weights, and attributes of its own.
-        _put(self._view, "vae", copy.copy(pipe.vae))
-        _put(self._view, "_progress_bar_config", {"disable": True})
+        put(self._view, "vae", copy.copy(pipe.vae))
+        put(self._view, "_progress_bar_config", {"disable": True})
         self._embeds: dict[str, Any] = {"prompt_embeds": prompt_embeds, "negative_prompt_embeds": None}
         self._latents: torch.Tensor | None = None
         self._noise: Streams = {}
@@ -185,7 +193,7 @@ class WanRun(Run):
             images = [image for image in (request.first_frame, request.last_frame) if image is not None]
             if view.transformer is not None and view.transformer.config.image_dim is not None:
                 embeds = view.encode_image(images[0] if len(images) == 1 else images, device)
-                _put(view, "encode_image", lambda *_: embeds)
+                put(view, "encode_image", lambda *_: embeds)
             pixels = [
                 view.video_processor.preprocess(image, height=plan.height, width=plan.width).to(
                     device, torch.float32
@@ -196,7 +204,7 @@ class WanRun(Run):
             prepared = view.prepare_latents(pixels[0], 1, view.vae.config.z_dim, *shape, None, last)
             noise = prepared[0]
         # The stock loop takes its start from here instead of drawing (and encoding) again.
-        _put(view, "prepare_latents", lambda *_: prepared)
+        put(view, "prepare_latents", lambda *_: prepared)
         self._latents = noise
         self._noise = {"video": noise.cpu().clone()}
         self._synchronise()
@@ -208,24 +216,18 @@ class WanRun(Run):
         *,
         on_progress: OnProgress | None = None,
         cancel: CancelFlag | None = None,
-        controller: Controller | None = None,
+        controllers: Mapping[str, Controller] = NO_CONTROLLERS,
     ) -> None:
         self._check(cancel)
-        view, plan = self._view, self.plan
-        if controller is not None:
-            for name in ("transformer", "transformer_2"):
-                model = getattr(view, name, None)
-                if model is not None:
-                    _put(view, name, _Intercept(model, self, controller))
+        self.controllers = controllers
+        view = looped(self._view, ("transformer", "transformer_2"), self._forward)
         self._synchronise()
         start = begun = time.perf_counter()
 
         def step_end(_: Any, index: int, __: Any, tensors: dict[str, Any]) -> dict[str, Any]:
             nonlocal begun
             self._latents = tensors["latents"]
-            if controller is not None:
-                corrected = controller.after_step(self.steps[index], self.latents)
-                self._latents = (corrected or {}).get("video", self._latents)
+            self._latents = self._corrections(self.steps[index], self.latents).get("video", self._latents)
             self._synchronise()
             self.timings.step_s.append(time.perf_counter() - begun)
             self._tell(on_progress, "denoise", index + 1, len(self.steps), step_s=self.timings.step_s[-1])
@@ -234,27 +236,47 @@ class WanRun(Run):
             begun = time.perf_counter()
             return {"latents": self._latents}
 
-        extra: dict[str, Any] = {}
-        if plan.task == "i2v":
-            extra = {"image": self.request.first_frame, "last_image": self.request.last_frame}
-        if view.config.boundary_ratio is not None:
-            extra["guidance_scale_2"] = plan.guidance_low_noise
         # The timing starts at the loop, after the stock call's own input checks.
         output = view(
-            **extra,
-            **self._embeds,
-            height=plan.height,
-            width=plan.width,
-            num_frames=plan.num_frames,
-            num_inference_steps=plan.steps,
-            guidance_scale=plan.guidance,
-            max_sequence_length=TEXT_ROWS,
-            output_type="latent",
-            callback_on_step_end=step_end,
+            **self._inputs(), **self._embeds, output_type="latent", callback_on_step_end=step_end
         )
         self._latents = output.frames
         self._synchronise()
         self.timings.denoise_s = time.perf_counter() - start
+
+    def _inputs(self) -> dict[str, Any]:
+        """What the stock call is told of the request, text and noise left out."""
+        plan = self.plan
+        inputs: dict[str, Any] = {
+            "height": plan.height,
+            "width": plan.width,
+            "num_frames": plan.num_frames,
+            "num_inference_steps": plan.steps,
+            "guidance_scale": plan.guidance,
+            "max_sequence_length": TEXT_ROWS,
+        }
+        if plan.task == "i2v":
+            inputs |= {"image": self.request.first_frame, "last_image": self.request.last_frame}
+        if self._view.config.boundary_ratio is not None:
+            inputs["guidance_scale_2"] = plan.guidance_low_noise
+        return inputs
+
+    def _forward(self, model: Any, branch: str, inputs: dict[str, Any]) -> tuple[torch.Tensor]:
+        velocity = self._ask(branch, self.latents, lambda: {"video": model(**inputs)[0]})
+        return (velocity["video"],)
+
+    def stock_call(self) -> float | None:
+        request = self.request
+        text: dict[str, Any] = {"prompt": request.prompt, "negative_prompt": request.negative_prompt}
+        if self._embeds["prompt_embeds"] is not None:
+            text |= {"prompt": None, "prompt_embeds": self._embeds["prompt_embeds"]}
+        generator = torch.Generator("cpu").manual_seed(self.plan.seed)
+        inputs = self._inputs() | text
+        return self._timed(lambda: self._view(**inputs, generator=generator, output_type="np"))
+
+    def stock_loop(self) -> float | None:
+        inputs = self._inputs() | self._embeds
+        return self._timed(lambda: self._view(**inputs, output_type="latent"))
 
     @torch.no_grad()
     def decode(self) -> Clip:
@@ -272,45 +294,4 @@ class WanRun(Run):
         frames = finished_frames(view.video_processor.postprocess_video(video, output_type="np")[0])
         self._synchronise()
         self.timings.decode_s = time.perf_counter() - start
-        return Clip(
-            frames=frames,
-            audio=None,
-            sampling_rate=None,
-            fps=self.plan.fps,
-            latents={"video": self.latents["video"].cpu()},
-            initial_noise=self._noise,
-            layout=self.layout,
-            plan=self.plan,
-            timings=self.timings,
-        )
-
-
-class _Intercept:
-    """Stands in for a transformer on a run's own view of the pipeline and asks the controller first."""
-
-    def __init__(self, model: Any, run: WanRun, controller: Controller) -> None:
-        self._model, self._run, self._controller = model, run, controller
-        self._branch = "cond"
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._model, name)
-
-    def cache_context(self, name: str, **kwargs: Any) -> AbstractContextManager[Any]:
-        self._branch = name
-        context: AbstractContextManager[Any] = self._model.cache_context(name, **kwargs)
-        return context
-
-    def __call__(self, **kwargs: Any) -> tuple[torch.Tensor]:
-        run = self._run
-
-        def dense() -> Streams:
-            return {"video": self._model(**kwargs)[0]}
-
-        step = run.steps[len(run.timings.step_s)]
-        call = ForwardCall(step=step, branch=self._branch, latents=run.latents, dense=dense)
-        return (self._controller.velocity(call)["video"],)
-
-
-def _put(view: Any, name: str, value: Any) -> None:
-    # Past DiffusionPipeline.__setattr__, which would rewrite the config for a component.
-    object.__setattr__(view, name, value)
+        return self._clip(frames, None, None)

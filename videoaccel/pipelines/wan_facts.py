@@ -8,6 +8,7 @@ from typing import Any
 from videoaccel.errors import UserError, unknown
 
 TASKS = ("t2v", "i2v")
+STREAMS = ("video",)
 
 
 def served_task(pipe: Any) -> str:

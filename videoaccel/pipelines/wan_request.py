@@ -13,10 +13,13 @@ from videoaccel.pipelines.checks import (
     check_num_frames,
     check_number,
     check_seed,
+    check_shift,
+    check_sigmas,
     check_steps,
+    steps_asked,
 )
 from videoaccel.pipelines.request import Plan, Request
-from videoaccel.pipelines.wan_facts import canvas_for, canvas_multiple, experts
+from videoaccel.pipelines.wan_facts import STREAMS, canvas_for, canvas_multiple, experts
 
 # The stock call's own defaults.
 DEFAULT_STEPS, DEFAULT_FRAMES, DEFAULT_GUIDANCE = 50, 81, 5.0
@@ -44,7 +47,9 @@ def resolve(pipe: Any, request: Request, text_rows: int) -> Plan:
     height, width = check_canvas(request, canvas_multiple(pipe)) or canvas_for(pipe)
     # TI2V-5B (the one that expands timesteps) is trained at 24 frames a second, the others at 16.
     fps = 24.0 if pipe.config.expand_timesteps else 16.0
-    steps = DEFAULT_STEPS if request.steps is None else request.steps
+    sigmas = check_sigmas(request, STREAMS)
+    asked = steps_asked(request, sigmas, 1)
+    steps = DEFAULT_STEPS if asked is None else asked
     check_steps(steps, 1, "N steps are N forwards a guidance branch")
     two = pipe.config.boundary_ratio is not None
     if request.guidance_low_noise is not None and not two:
@@ -66,6 +71,8 @@ def resolve(pipe: Any, request: Request, text_rows: int) -> Plan:
         seed=check_seed(request.seed),
         guidance=float(guidance),
         guidance_low_noise=None if low is None else float(low),
+        shift=check_shift(request, STREAMS),
+        sigmas=sigmas,
         notes=tuple(notes),
     )
 

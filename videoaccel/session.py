@@ -1,0 +1,104 @@
+"""One request on an accelerated pipeline, from start to end, and the receipt that says how it went."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+
+from videoaccel.config import AccelConfig
+from videoaccel.environment import device_name
+from videoaccel.forward import Controller
+from videoaccel.pipelines.family import Family, Run
+from videoaccel.pipelines.request import CancelFlag, Cancelled, Clip, OnProgress, Request
+from videoaccel.protocols import Technique
+from videoaccel.receipt import Memory, Receipt, Recorder, Status, attach, recording
+
+
+def serve(
+    pipe: Any,
+    family: Family,
+    request: Request,
+    *,
+    config: AccelConfig,
+    techniques: Mapping[str, Technique],
+    model: str,
+    weights: str,
+    prompt_embeds: torch.Tensor | None = None,
+    decode: bool = True,
+    on_progress: OnProgress | None = None,
+    cancel: CancelFlag | None = None,
+    notes: tuple[str, ...] = (),
+) -> tuple[Clip, Receipt]:
+    """Runs a request; the arguments are those of `Handle.run`.
+
+    Args:
+        techniques: what is installed, by the key of its section; those in `config` take part.
+    """
+    device = torch.device(pipe._execution_device)
+    if device.type == "cuda":
+        torch.cuda.reset_peak_memory_stats(device)
+    run = family.start(pipe, request, prompt_embeds=prompt_embeds, decode=decode)
+    controllers: dict[str, Controller] = {}
+    with recording(config) as recorder:
+        recorder.describe(model=model, weights=weights)
+        for note in (*run.plan.notes, *notes):
+            recorder.note(note)
+        # A stage that was skipped because its result was given is not booked.
+        book_encode = prompt_embeds is None
+        try:
+            for key, section in config.sections().items():
+                controller = techniques[key].begin(run, recorder, section)
+                if controller is not None:
+                    controllers[key] = controller
+            run.make_latents(on_progress=on_progress, cancel=cancel, controllers=controllers)
+            clip = run.make_clip(on_progress=on_progress, cancel=cancel) if decode else run.undecoded()
+        except BaseException as error:
+            status: Status = "cancelled" if isinstance(error, Cancelled) else "failed"
+            recorder.describe(status=status, error=in_words(error))
+            attach(error, _receipt(recorder, family, run, book_encode))
+            raise
+        finally:
+            # The run is kept alive by whoever keeps the error's traceback; techniques' state is not.
+            controllers.clear()
+        return clip, _receipt(recorder, family, run, book_encode)
+
+
+def in_words(error: BaseException) -> str:
+    """An error in one line."""
+    return " ".join(str(error).split()) or type(error).__name__
+
+
+def _receipt(recorder: Recorder, family: Family, run: Run, book_encode: bool) -> Receipt:
+    """The record of a run that has ended, wherever it came to."""
+    plan, times = run.plan, run.timings
+    device = torch.device(run.pipe._execution_device)
+    peak: dict[str, int] = {}
+    if device.type == "cuda":
+        peak["peak_allocated"] = torch.cuda.max_memory_allocated(device)
+        peak["peak_reserved"] = torch.cuda.max_memory_reserved(device)
+    for seconds in times.step_s:
+        recorder.step(seconds)
+    recorder.count(**run.forwards)
+    if book_encode:
+        recorder.add_seconds("encode", times.encode_s)
+    recorder.add_seconds("denoise", times.denoise_s)
+    recorder.add_seconds("decode", times.decode_s)
+    recorder.describe(
+        family=family.name,
+        task=plan.task,
+        device=device_name(device),
+        width=plan.width,
+        height=plan.height,
+        frames=plan.num_frames,
+        fps=plan.fps,
+        seed=plan.seed,
+        shift=plan.shift,
+        sigmas=plan.sigmas,
+        # Rows are packed by `encode`; a request that ended before has none yet.
+        rows={s.role: run.layout.count(s.role) for s in run.layout.segments} if run.encoded else {},
+        steps=plan.steps,
+        memory=Memory(state=recorder.state_bytes, **peak),
+    )
+    return recorder.receipt()
