@@ -217,6 +217,9 @@ def save_folder(models: dict[str, torch.nn.Module], out: Path) -> None:
     MiniMaxH3Scheduler(shift=3.0).save_pretrained(out / "audio_scheduler")
     (out / "modular_model_index.json").write_text(json.dumps(_index(), indent=2) + "\n")
     (out / "videoaccel.json").write_text(json.dumps(PROFILE, indent=2) + "\n")
+    for path in out.rglob("*"):
+        # safetensors writes for the owner alone; a wheel is for everyone.
+        path.chmod(0o755 if path.is_dir() else 0o644)
 
 
 def main() -> None:
