@@ -48,10 +48,7 @@ def serve(
         # A stage that was skipped because its result was given is not booked.
         book_encode = prompt_embeds is None
         try:
-            for key, section in config.sections().items():
-                controller = techniques[key].begin(run, recorder, section)
-                if controller is not None:
-                    controllers[key] = controller
+            controllers |= _begin(techniques, config, run, recorder)
             run.make_latents(on_progress=on_progress, cancel=cancel, controllers=controllers)
             clip = run.make_clip(on_progress=on_progress, cancel=cancel) if decode else run.undecoded()
         except BaseException as error:
@@ -63,6 +60,15 @@ def serve(
             # The run is kept alive by whoever keeps the error's traceback; techniques' state is not.
             controllers.clear()
         return clip, _receipt(recorder, family, run, book_encode)
+
+
+def _begin(
+    techniques: Mapping[str, Technique], config: AccelConfig, run: Run, recorder: Recorder
+) -> dict[str, Controller]:
+    begun = {
+        key: techniques[key].begin(run, recorder, section) for key, section in config.sections().items()
+    }
+    return {key: controller for key, controller in begun.items() if controller is not None}
 
 
 def in_words(error: BaseException) -> str:
