@@ -412,3 +412,25 @@ def test_nothing_is_removed_under_a_running_request_and_nothing_runs_after(tiny:
     handle.remove()
     with pytest.raises(UserError, match="was removed: call accelerate"):
         handle.run(SMALL)
+
+
+def test_a_part_that_refuses_a_request_ends_it_before_anything_ran(build_wan: Any) -> None:
+    from diffusers import FlowMatchEulerDiscreteScheduler
+
+    pipe = build_wan()
+    pipe.scheduler = FlowMatchEulerDiscreteScheduler(shift=7.0, stochastic_sampling=True)
+    request = Request(prompt="a boat", height=32, width=32, num_frames=5, steps=2, guidance=1.0)
+    embeds = torch.zeros(1, 512, 32)
+    config = Config(one=SwitchSection(), two=SwitchSection(needs_coefficients=True))
+    stages: list[str] = []
+    with accelerate(pipe, config) as handle:
+        with pytest.raises(UserError, match="has no fixed step coefficients") as caught:
+            handle.run(request, prompt_embeds=embeds, on_progress=lambda told: stages.append(told.stage))
+        receipt = receipt_of(caught.value)
+        assert receipt is not None and receipt is handle.receipt
+        assert (receipt.status, receipt.forwards.run, receipt.timings.total_s) == ("failed", 0, 0.0)
+        assert stages == [] and receipt.rows == {}
+        # The first one had begun; its state was let go.
+        assert SWITCH.ended == 1
+        _, receipt = handle.run(request, prompt_embeds=embeds, config=Config(one=SwitchSection()))
+    assert (receipt.status, receipt.forwards.dense) == ("completed", 2)

@@ -11,8 +11,9 @@ from videoaccel.receipt import Receipt
 
 if TYPE_CHECKING:
     from videoaccel.install import Handle, accelerate
+    from videoaccel.pipelines.request import Request
 
-__all__ = ["AccelConfig", "Handle", "Receipt", "RiskBudget", "UserError", "accelerate"]
+__all__ = ["AccelConfig", "Handle", "Receipt", "Request", "RiskBudget", "UserError", "accelerate"]
 
 try:
     __version__ = version("videoaccel")
@@ -26,4 +27,8 @@ def __getattr__(name: str) -> Any:
         import videoaccel.install
 
         return getattr(videoaccel.install, name)
+    if name == "Request":
+        import videoaccel.pipelines.request
+
+        return videoaccel.pipelines.request.Request
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
 import torch
 
 from videoaccel.errors import UserError
@@ -80,7 +81,8 @@ def own_scheduler(
     # The shift would be applied to given levels, too, by some schedulers.
     _set_shift(own, 1.0)
     # MiniMax-H3's scheduler wants the terminal 0 said, the flow-matching ones of diffusers add it.
-    for said in (list(sigmas), list(sigmas[:-1])):
+    # UniPC computes on what it is given, so an array it is.
+    for said in (np.array(sigmas, np.float64), np.array(sigmas[:-1], np.float64)):
         try:
             own.set_timesteps(sigmas=said)
         except (TypeError, ValueError):
@@ -93,7 +95,7 @@ def own_scheduler(
     raise UserError(f"{type(own).__name__} does not run sigmas as given; leave them out, or give a shift")
 
 
-def _set_given(own: Any, sigmas: list[float], *_: Any, device: Any = None) -> None:
+def _set_given(own: Any, sigmas: np.ndarray[Any, Any], *_: Any, device: Any = None) -> None:
     # A function of this module in a partial, so that a deep copy of the scheduler sets its own timesteps.
     type(own).set_timesteps(own, sigmas=sigmas, device=device)
 
