@@ -120,17 +120,6 @@ def test_recorder_adds_up() -> None:
     assert receipt.rows == FACTS["rows"]
 
 
-def test_a_stage_is_synchronised_at_both_ends_and_timed_after_an_error_too() -> None:
-    calls: list[str] = []
-    recorder = Recorder(AccelConfig(), sync=lambda: calls.append("sync"))
-    with pytest.raises(KeyError), recorder.stage("encode"):
-        calls.append("work")
-        raise KeyError
-    assert calls == ["sync", "work", "sync"]
-    recorder.describe(**FACTS)
-    assert recorder.receipt().timings.encode_s > 0
-
-
 @pytest.mark.parametrize("cost", [float("nan"), float("inf"), -0.1])
 def test_a_cost_that_cannot_be_summed_is_refused(cost: float) -> None:
     recorder = Recorder(AccelConfig())

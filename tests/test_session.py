@@ -253,6 +253,7 @@ def test_a_controller_lives_as_long_as_its_request(tiny: Any, end: str) -> None:
     steps = {"cancelled": 2, "failed": 0}.get(end, FORWARDS)
     assert (len(receipt.timings.step_s), receipt.forwards.dense) == (steps, steps)
     assert receipt.rows["video"] > 0
+    assert receipt.timings.denoise_s >= sum(receipt.timings.step_s)
     assert f"{status}: t2va" in receipt.summary() and (error is None or error in receipt.summary())
     assert Receipt.from_json(receipt.to_json()) == receipt
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 import math
 import os
-import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
@@ -252,12 +251,11 @@ class Recorder:
         state_bytes: largest number of bytes held by techniques so far.
     """
 
-    def __init__(self, config: AccelConfig, *, sync: Callable[[], None] | None = None) -> None:
+    def __init__(self, config: AccelConfig) -> None:
         self.config = config
         self.tier_served = config.tier
         self.binding_limit: str | None = None
         self.state_bytes = 0
-        self._sync = sync
         self._facts: dict[str, Any] = {}
         self._seconds: dict[str, float] = dict.fromkeys((f"{stage}_s" for stage in STAGES), 0.0)
         self._steps: list[float] = []
@@ -275,21 +273,8 @@ class Recorder:
                 raise TypeError(f"Receipt has no field {key!r}")
             self._facts[key] = value
 
-    @contextmanager
-    def stage(self, name: Stage) -> Iterator[None]:
-        """Time a stage, the device synchronised at both ends. Repeated stages add up; errors count too."""
-        if self._sync:
-            self._sync()
-        start = time.perf_counter()
-        try:
-            yield
-        finally:
-            if self._sync:
-                self._sync()
-            self.add_seconds(name, time.perf_counter() - start)
-
     def add_seconds(self, name: Stage, seconds: float) -> None:
-        """Book seconds that were measured elsewhere."""
+        """Book seconds of a stage, measured after device synchronisation; repeated stages add up."""
         self._seconds[f"{name}_s"] += seconds
 
     def step(self, seconds: float, **forwards: int) -> None:
@@ -364,14 +349,9 @@ class Recorder:
 
 
 @contextmanager
-def recording(config: AccelConfig, *, sync: Callable[[], None] | None = None) -> Iterator[Recorder]:
-    """A request's recorder, from its start to its end.
-
-    Args:
-        config: the config in force.
-        sync: waits for the device; None on a CPU.
-    """
-    recorder = Recorder(config, sync=sync)
+def recording(config: AccelConfig) -> Iterator[Recorder]:
+    """A request's recorder, from its start to its end; `config` is the one in force."""
+    recorder = Recorder(config)
     try:
         yield recorder
     finally:

@@ -89,7 +89,8 @@ def _receipt(recorder: Recorder, family: Family, run: Run, book_encode: bool) ->
     recorder.count(**run.forwards)
     if book_encode:
         recorder.add_seconds("encode", times.encode_s)
-    recorder.add_seconds("denoise", times.denoise_s)
+    # The loop's own time is known once it has ended; of one that was broken off, that of its steps.
+    recorder.add_seconds("denoise", times.denoise_s or sum(times.step_s))
     recorder.add_seconds("decode", times.decode_s)
     recorder.describe(
         family=family.name,
