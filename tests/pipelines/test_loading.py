@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import json
 import shutil
+import socket
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import huggingface_hub.constants
 import numpy as np
 import pytest
 import torch
@@ -57,7 +60,10 @@ def test_a_task_loads_its_own_components_only(task: str, loaded: str, left: str)
 
 def test_a_checkpoint_without_facts_gets_the_stock_values(folder: Path) -> None:
     (folder / "videoaccel.json").unlink()
-    assert load(folder, device="cpu", task="t2va").model_facts == ModelFacts()
+    config = folder / "text_encoder" / "config.json"
+    # The released encoder's depth; the shell reads no weights, which would not fit it.
+    edit(config, lambda values: values["text_config"].update(num_hidden_layers=64))
+    assert load_shell(folder).model_facts == ModelFacts()
 
 
 def test_two_loads_are_independent(folder: Path) -> None:
@@ -87,6 +93,13 @@ def test_a_shell_resolves_as_the_loaded_pipeline_and_reads_no_weights(tiny: Any,
         family.resolve(shell, Request(prompt="word " * 300))
 
 
+def edit(path: Path, change: Callable[[dict[str, Any]], None]) -> None:
+    """Changes a JSON file."""
+    values = json.loads(path.read_text())
+    change(values)
+    path.write_text(json.dumps(values))
+
+
 def broken(folder: Path, what: str) -> None:
     """Breaks a copy of the bundled model in one way."""
     index = folder / "modular_model_index.json"
@@ -109,6 +122,24 @@ def broken(folder: Path, what: str) -> None:
         (folder / "videoaccel.json").write_text('{"max_second": 3}')
     elif what == "facts value":
         (folder / "videoaccel.json").write_text('{"default_steps": "fifty"}')
+    elif what == "no facts":
+        (folder / "videoaccel.json").unlink()
+    elif what == "layer":
+        edit(folder / "videoaccel.json", lambda facts: facts.update(text_encoder_layer=3))
+    elif what == "fewer layers":
+        edit(folder / "transformer" / "config.json", lambda config: config.update(num_layers=3))
+    elif what == "more layers":
+        edit(folder / "transformer" / "config.json", lambda config: config.update(num_layers=9))
+    elif what == "wider":
+        edit(folder / "transformer" / "config.json", lambda config: config.update(ffn_dim=512))
+    elif what == "shallow encoder":
+        edit(
+            folder / "text_encoder" / "config.json",
+            lambda config: config["vision_config"].update(depth=1),
+        )
+    elif what == "weights of the VAE":
+        name = "diffusion_pytorch_model.safetensors"
+        shutil.copy(folder / "vae" / name, folder / "transformer" / name)
 
 
 @pytest.mark.parametrize(
@@ -120,6 +151,13 @@ def broken(folder: Path, what: str) -> None:
         ("no vae", "lacks component vae"),
         ("no processor", r"preprocessor_config\.json"),
         ("cut weights", "cannot load component transformer"),
+        ("no facts", "no .*videoaccel.json, so it is the released model's 50; restore"),
+        ("layer", "text_encoder_layer must be below the text encoder's 3 layers"),
+        ("fewer layers", "transformer of .* no place for: transformer_blocks.3.* more; .* copy both again"),
+        ("more layers", "transformer of .* lack transformer_blocks.8.* more; .* copy both again"),
+        ("wider", "cannot load component transformer"),
+        ("shallow encoder", "text_encoder of .* no place for: .*blocks.1.* copy both again"),
+        ("weights of the VAE", "transformer of .* lack .* copy both again"),
         ("facts not json", "restore it"),
         ("facts key", "did you mean 'max_seconds'"),
         ("facts value", "default_steps cannot be 'fifty'"),
@@ -167,3 +205,36 @@ def test_a_wan_folder_loads_as_itself(tmp_path: Path) -> None:
             getattr(loaded, name).parameters(), getattr(pipe, name).parameters(), strict=True
         ):
             assert torch.equal(ours, theirs)
+
+
+@pytest.mark.parametrize("name", ["transformer", "vae", "scheduler", "text_encoder"])
+def test_a_local_folder_is_never_completed_from_the_hub(
+    folder: Path, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shutil.rmtree(folder / name)
+    # Whatever the index says about where the parts came from.
+    edit(folder / "modular_model_index.json", lambda index: index[name][2].update(OTHER))
+    monkeypatch.setattr(socket, "getaddrinfo", refuse_network)
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", False)
+    with pytest.raises(UserError, match=f"lacks component {name}"):
+        load(folder, device="cpu", task="t2va")
+    if name != "text_encoder":
+        with pytest.raises(UserError, match=f"lacks component {name}"):
+            load_shell(folder)
+
+
+OTHER = {"pretrained_model_name_or_path": "someone/another-model"}
+
+
+def refuse_network(*_: Any, **__: Any) -> Any:
+    raise AssertionError("the network was asked")
+
+
+def test_a_wan_folder_whose_config_is_not_its_weights_is_refused(tmp_path: Path) -> None:
+    make_wan().save_pretrained(tmp_path)
+    edit(tmp_path / "transformer" / "config.json", lambda config: config.update(num_layers=1))
+    with pytest.raises(UserError, match=r"no place for: blocks\.1"):
+        load(tmp_path, device="cpu")
+    shutil.rmtree(tmp_path / "transformer")
+    with pytest.raises(UserError, match="lacks component transformer"):
+        load(tmp_path, device="cpu")

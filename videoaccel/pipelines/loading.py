@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import importlib
 import json
 from importlib import resources
 from pathlib import Path
@@ -11,11 +12,13 @@ from typing import Any
 import torch
 
 from videoaccel.errors import UserError, unknown
+from videoaccel.pipelines.components import Place, load_component, load_model, on_meta
 from videoaccel.pipelines.facts import FACTS_FILE, ModelFacts, read_facts
 from videoaccel.pipelines.family import family_named
 
 BUNDLED = ("tiny-h3",)
 _INDEXES = ("modular_model_index.json", "model_index.json")
+_LIBRARIES = ("diffusers", "transformers")
 _WAN_CLASSES = {"t2v": "WanPipeline", "i2v": "WanImageToVideoPipeline"}
 
 
@@ -68,15 +71,15 @@ def load(
     Raises:
         UserError: no such model, not a diffusers folder, unreachable, a component missing, an unknown task.
     """
-    place = check_device(device)
-    kind = dtype or default_dtype(place)
-    folder = bundled_folder(str(model)) if str(model) in BUNDLED else _local_or_hub(model)
-    index = _read_index(folder)
+    target = check_device(device)
+    kind = dtype or default_dtype(target)
+    place = _place_of(model)
+    index = _read_index(place.folder)
     class_name = str(index.get("_class_name"))
     if class_name == "MiniMaxH3ModularPipeline":
-        return _load_h3(folder, read_facts(folder / FACTS_FILE), place, kind, task)
+        return _load_h3(place, read_facts(place.folder / FACTS_FILE), target, kind, task)
     if class_name in _WAN_CLASSES.values():
-        return _load_wan(folder, class_name, place, kind, task)
+        return _load_wan(place, index, class_name, target, kind, task)
     raise UserError(
         f"{model} holds a {class_name}; supported: MiniMaxH3ModularPipeline, WanPipeline, "
         "WanImageToVideoPipeline"
@@ -95,7 +98,8 @@ def load_shell(model: str | Path = "tiny-h3") -> Any:
     Raises:
         UserError: as `load`.
     """
-    folder = bundled_folder(str(model)) if str(model) in BUNDLED else _local_or_hub(model)
+    place = _place_of(model)
+    folder = place.folder
     index = _read_index(folder)
     if index.get("_class_name") != "MiniMaxH3ModularPipeline":
         return None
@@ -104,31 +108,15 @@ def load_shell(model: str | Path = "tiny-h3") -> Any:
     from videoaccel.pipelines.h3_pipeline import H3Pipeline
 
     facts = read_facts(folder / FACTS_FILE)
+    _check_layer(folder, facts)
     pipe = H3Pipeline(MiniMaxH3Blocks(), pretrained_model_name_or_path=str(folder), facts=facts)
     for name in ("tokenizer", "scheduler", "audio_scheduler"):
-        part = _load_component(
-            folder, index, name, pipe._component_specs[name], torch.device("cpu"), torch.float32
-        )
+        spec = pipe._component_specs[name]
+        part = load_component(place, name, spec, torch.device("cpu"), torch.float32)
         pipe.register_components(**{name: part})
     for name in ("transformer", "vae"):
-        pipe.register_components(**{name: _on_meta(folder, pipe._component_specs[name])})
+        pipe.register_components(**{name: on_meta(place, name, pipe._component_specs[name])})
     return pipe
-
-
-def _on_meta(folder: Path, spec: Any) -> torch.nn.Module:
-    """A model of the sizes its config gives, with no memory behind it."""
-    subfolder = spec.subfolder or spec.name
-    here = (folder / subfolder / "config.json").is_file()
-    try:
-        source = str(folder) if here else spec.pretrained_model_name_or_path
-        config = spec.type_hint.load_config(source, subfolder=subfolder)
-        with torch.device("meta"):
-            model: torch.nn.Module = spec.type_hint.from_config(config)
-    except (OSError, ValueError, TypeError) as error:
-        raise UserError(
-            f"cannot read the config of {spec.name} in {folder}; copy the whole checkpoint"
-        ) from error
-    return model
 
 
 def check_device(device: str | torch.device | None) -> torch.device:
@@ -147,11 +135,13 @@ def check_device(device: str | torch.device | None) -> torch.device:
     return place
 
 
-def _local_or_hub(model: str | Path) -> Path:
-    """The local folder of a model; a hub id is fetched through the hub's own cache."""
+def _place_of(model: str | Path) -> Place:
+    """Where a model is; the small files of a hub id are fetched through the hub's own cache."""
+    if str(model) in BUNDLED:
+        return Place(folder=bundled_folder(str(model)))
     path = Path(model).expanduser()
     if path.is_dir():
-        return path
+        return Place(folder=path)
     name = str(model)
     if path.exists():
         raise UserError(f"{name} is a file; give the folder that holds {_INDEXES[0]}")
@@ -159,7 +149,7 @@ def _local_or_hub(model: str | Path) -> Path:
         raise UserError(
             f"no model {name!r}: not bundled ({', '.join(BUNDLED)}), not a folder, not a hub id owner/name"
         )
-    return _hub_snapshot(name)
+    return Place(folder=_hub_snapshot(name), hub_id=name)
 
 
 def _hub_snapshot(name: str) -> Path:
@@ -212,7 +202,7 @@ def _read_index(folder: Path) -> dict[str, Any]:
 
 
 def _load_h3(
-    folder: Path, facts: ModelFacts, device: torch.device, dtype: torch.dtype, task: str | None
+    place: Place, facts: ModelFacts, device: torch.device, dtype: torch.dtype, task: str | None
 ) -> Any:
     from diffusers.modular_pipelines.minimax_h3.modular_blocks_minimax_h3 import MiniMaxH3Blocks
 
@@ -221,8 +211,8 @@ def _load_h3(
     tasks = family_named("minimax_h3").tasks
     if task is not None and task not in tasks:
         raise unknown("task", task, tasks)
-    index = _read_index(folder)
-    pipe = H3Pipeline(MiniMaxH3Blocks(), pretrained_model_name_or_path=str(folder), facts=facts)
+    _check_layer(place.folder, facts)
+    pipe = H3Pipeline(MiniMaxH3Blocks(), pretrained_model_name_or_path=str(place.folder), facts=facts)
     wanted = {
         spec.name
         for name in ([task] if task else tasks)
@@ -234,65 +224,53 @@ def _load_h3(
         spec = pipe._component_specs[name]
         key = (spec.pretrained_model_name_or_path, spec.subfolder, spec.variant, spec.revision)
         if key not in shared:
-            shared[key] = _load_component(folder, index, name, spec, device, dtype)
+            shared[key] = load_component(place, name, spec, device, dtype)
         pipe.register_components(**{name: shared[key]})
     # Set without register_components, which would look the class up in a library it does not come from.
-    pipe.processor = _load_processor(folder, pipe._component_specs["processor"], pipe.tokenizer)
+    pipe.processor = _load_processor(place, pipe._component_specs["processor"], pipe.tokenizer)
     return pipe
 
 
-def _load_component(
-    folder: Path, index: dict[str, Any], name: str, spec: Any, device: torch.device, dtype: torch.dtype
-) -> Any:
-    source = spec.pretrained_model_name_or_path
-    if source is None or (str(source) != str(folder) and _is_copy_of(folder, index, str(source))):
-        raise UserError(
-            f"{folder} lacks component {name} (folder {spec.subfolder or name}); copy the whole checkpoint"
-        )
+def _check_layer(folder: Path, facts: ModelFacts) -> None:
+    """UserError where the text encoder is too shallow for the layer that is to condition the transformer."""
+    path = folder / "text_encoder" / "config.json"
     try:
-        component = spec.load(dtype=dtype)
-    except Exception as error:
-        reason = str(error).strip().splitlines() or [type(error).__name__]
+        # Not there: an id whose encoder is still to be fetched, or a fault that loading reports.
+        config: Any = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
+        depth = config.get("text_config", {}).get("num_hidden_layers")
+    except (OSError, ValueError, AttributeError) as error:
+        raise UserError(f"cannot read {path}: {error}; restore it from the checkpoint's source") from error
+    # The last hidden state has been through the final norm and is no conditioning.
+    if isinstance(depth, int) and facts.text_encoder_layer >= depth:
+        where = folder / FACTS_FILE
+        said = f"{where} gives" if where.is_file() else f"there is no {where}, so it is the released model's"
         raise UserError(
-            f"cannot load component {name} of {folder}: {reason[0][:300]}; "
-            "check that its folder is whole, or download the checkpoint again"
-        ) from error
-    if isinstance(component, torch.nn.Module):
-        component.to(device).eval()
-    return component
+            f"text_encoder_layer must be below the text encoder's {depth} layers, and {said} "
+            f"{facts.text_encoder_layer}; restore {FACTS_FILE} from the checkpoint's source"
+        )
 
 
-def _is_copy_of(folder: Path, index: dict[str, Any], repo: str) -> bool:
-    """Whether `folder` holds a copy of `repo`: some component the index places there is here."""
-    for value in index.values():
-        if isinstance(value, list) and len(value) == 3 and isinstance(value[2], dict):
-            here = (folder / (value[2].get("subfolder") or "")).is_dir()
-            if here and value[2].get("pretrained_model_name_or_path") == repo and not _is_hub_cache(folder):
-                return True
-    return False
-
-
-def _is_hub_cache(folder: Path) -> bool:
-    # The hub cache fills folder by folder; what is missing there is fetched, not a fault.
-    return folder.parent.name == "snapshots"
-
-
-def _load_processor(folder: Path, spec: Any, tokenizer: Any) -> Any:
+def _load_processor(place: Place, spec: Any, tokenizer: Any) -> Any:
     from videoaccel.pipelines.qwen_processor import QwenProcessor
 
-    place = folder / (spec.subfolder or "processor")
-    if not place.is_dir() and _is_hub_cache(folder):
+    folder = place.folder / (spec.subfolder or "processor")
+    if not folder.is_dir() and place.hub_id is not None:
         from huggingface_hub import snapshot_download
 
         root = snapshot_download(
             spec.pretrained_model_name_or_path, allow_patterns=[f"{spec.subfolder}/*.json"]
         )
-        place = Path(root) / (spec.subfolder or "processor")
-    return QwenProcessor.from_folder(place, tokenizer)
+        folder = Path(root) / (spec.subfolder or "processor")
+    return QwenProcessor.from_folder(folder, tokenizer)
 
 
 def _load_wan(
-    folder: Path, class_name: str, device: torch.device, dtype: torch.dtype, task: str | None
+    place: Place,
+    index: dict[str, Any],
+    class_name: str,
+    device: torch.device,
+    dtype: torch.dtype,
+    task: str | None,
 ) -> Any:
     import diffusers
 
@@ -301,17 +279,46 @@ def _load_wan(
         raise unknown("task", task, _WAN_CLASSES)
     if task not in (None, served):
         raise UserError(
-            f"{folder} is a {class_name} and serves {served}, not {task}; load another checkpoint"
+            f"{place.folder} is a {class_name} and serves {served}, not {task}; load another checkpoint"
         )
-    source = str(folder)
-    if _is_hub_cache(folder):
-        # <cache>/models--owner--name/snapshots/<commit>: the pipeline class fetches the rest by its id.
-        source = folder.parent.parent.name.removeprefix("models--").replace("--", "/")
+    source = str(place.folder) if place.hub_id is None else place.hub_id
+    models = {
+        name: load_model(place, name, kind, source, dtype, subfolder=name)
+        for name, kind in _model_classes(place, index).items()
+    }
+    local = place.hub_id is None
     try:
-        pipe = getattr(diffusers, class_name).from_pretrained(source, dtype=dtype)
+        pipe = getattr(diffusers, class_name).from_pretrained(
+            source, dtype=dtype, local_files_only=local, **models
+        )
     except (OSError, ValueError, RuntimeError) as error:
         reason = str(error).strip().splitlines() or [type(error).__name__]
         raise UserError(
-            f"cannot load {folder}: {reason[0][:300]}; check that the checkpoint is whole"
+            f"cannot load {place.folder}: {reason[0][:300]}; check that the checkpoint is whole"
         ) from error
     return pipe.to(device)
+
+
+def _model_classes(place: Place, index: dict[str, Any]) -> dict[str, Any]:
+    """The components of a pipeline index that hold weights, by name.
+
+    Raises:
+        UserError: a local folder lacks one, or its class is not in the library installed here.
+    """
+    found: dict[str, Any] = {}
+    for name, value in index.items():
+        # What a pipeline was saved without is [null, null].
+        if name.startswith("_") or not isinstance(value, list) or len(value) != 2 or None in value:
+            continue
+        library, class_name = value
+        kind = getattr(importlib.import_module(library), class_name, None) if library in _LIBRARIES else None
+        if kind is None:
+            raise UserError(
+                f"component {name} of {place.folder} is a {library} {class_name}, which is not installed "
+                "here; upgrade the library, or check the checkpoint's index"
+            )
+        if place.hub_id is None and not (place.folder / name).is_dir():
+            raise UserError(f"{place.folder} lacks component {name}; copy the whole checkpoint")
+        if issubclass(kind, torch.nn.Module):
+            found[name] = kind
+    return found
