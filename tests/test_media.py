@@ -350,3 +350,104 @@ def test_kinds() -> None:
     assert [media_kind(n) for n in ("a.PNG", "a.mp4", "a.wav")] == ["image", "video", "audio"]
     with pytest.raises(UserError, match="png"):
         media_kind("a.gif")
+
+
+def test_a_link_is_followed_and_stays(tmp_path: Path) -> None:
+    """An existing file behind the link, a missing one, and one in another folder."""
+    (tmp_path / "far").mkdir()
+    (tmp_path / "far" / "old.json").write_text("old")
+    for name in ("old.json", "new.json"):
+        link = tmp_path / name
+        link.symlink_to(Path("far") / name)
+        assert check_writable(link, suffix=".json") == link
+        write_json(link, {"x": 1})
+        assert link.is_symlink() and (tmp_path / "far" / name).read_text() == '{\n  "x": 1\n}\n'
+    (tmp_path / "round.json").symlink_to("round.json")
+    (tmp_path / "null.json").symlink_to("/dev/null")
+    (tmp_path / "lost.json").symlink_to("gone/lost.json")
+    for name in ("round.json", "null.json", "lost.json"):
+        with pytest.raises(UserError, match="cannot write"):
+            check_writable(tmp_path / name)
+        with pytest.raises(UserError, match="cannot write"):
+            write_json(tmp_path / name, {"x": 1})
+        assert (tmp_path / name).is_symlink()
+
+
+@pytest.mark.parametrize("length", [300, 5_000])
+def test_a_name_too_long_is_refused_in_few_words(tmp_path: Path, length: int) -> None:
+    for attempt in (check_writable, lambda path: write_json(path, {}), existing_file_of):
+        with pytest.raises(UserError, match="name too long") as caught:
+            attempt(tmp_path / ("x" * length + ".json"))
+        assert len(str(caught.value)) < 300
+
+
+def existing_file_of(path: Path) -> Path:
+    from videoaccel.media.intake import existing_file
+
+    return existing_file(path, None)
+
+
+def test_a_write_that_breaks_off_is_the_users_to_fix(tmp_path: Path) -> None:
+    """A file-size limit stands in for a full disk: the system's write fails just so, with another number."""
+    import subprocess
+    import sys
+
+    code = (
+        "import resource, sys; from videoaccel.files import write_text; from videoaccel.errors import UserError\n"
+        "resource.setrlimit(resource.RLIMIT_FSIZE, (1000, 1000))\n"
+        "try: write_text(sys.argv[1], 'x' * 5000)\n"
+        "except UserError as error: print(error)"
+    )
+    (tmp_path / "a.json").write_text("old")
+    command = [sys.executable, "-c", code, str(tmp_path / "a.json")]
+    answer = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert "File too large; free some space" in answer.stdout and answer.stdout.count("\n") == 1
+    assert (tmp_path / "a.json").read_text() == "old" and len(list(tmp_path.iterdir())) == 1
+
+
+def test_a_colon_in_a_path_is_no_protocol(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("12:30").mkdir()
+    for name in ("12:30/clip.mp4", "12:31.mp4"):
+        write_video(name, moving_square(4))
+        assert len(read_video(name).frames) == 4
+
+
+@pytest.mark.parametrize(
+    ("size", "words"), [((7, 7), "8 px a side at least"), ((9_000, 7_000), "50 megapixels")]
+)
+def test_a_limit_speaks_for_itself(tmp_path: Path, size: tuple[int, int], words: str) -> None:
+    (tmp_path / "a.png").write_bytes(png_header(*size))
+    with pytest.raises(UserError, match=words) as caught:
+        read_image(tmp_path / "a.png")
+    assert "broken" not in str(caught.value)
+
+
+def float_wav(path: Path, samples: np.ndarray, rate: int = 8_000) -> None:
+    """A WAV of 32-bit floats (format tag 3), written by hand."""
+    data = samples.astype("<f4").tobytes()
+    head = struct.pack("<HHIIHH", 3, 1, rate, rate * 4, 4, 32)
+    body = b"WAVE" + b"fmt " + struct.pack("<I", 16) + head + b"data" + struct.pack("<I", len(data)) + data
+    path.write_bytes(b"RIFF" + struct.pack("<I", len(body)) + body)
+
+
+def test_sound_outside_its_range_is_refused_by_its_range(tmp_path: Path) -> None:
+    wave = np.linspace(-1.2, 1.2, 4_000, dtype=np.float32)
+    float_wav(tmp_path / "a.wav", wave)
+    sound = read_audio(tmp_path / "a.wav")
+    np.testing.assert_array_equal(sound.samples[1], wave)
+    assert sound.samples.flags.writeable and sound.samples.flags.c_contiguous
+    for value, words in (
+        (1e30, r"1e\+30.*\[-1, 1\]"),
+        (np.nan, r"not finite.*\[-1, 1\]"),
+        (np.inf, "not finite"),
+    ):
+        wave[7] = value
+        float_wav(tmp_path / "a.wav", wave)
+        with pytest.raises(UserError, match=words):
+            read_audio(tmp_path / "a.wav")
+
+
+def test_a_sound_too_short_to_resample_is_refused() -> None:
+    with pytest.raises(UserError, match="too short"):
+        resample(np.zeros((2, 1), np.float32), 48_000, 16_000)

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 import numpy as np
 
 from videoaccel.errors import UserError
+from videoaccel.files import shown
 from videoaccel.media.mp4 import ACCURATE_RND, BICUBIC, FULL_CHROMA_OUT, Float32, UInt8, Video
 
 if TYPE_CHECKING:
@@ -21,6 +22,9 @@ if TYPE_CHECKING:
 IMAGE_SUFFIXES = {".png", ".jpg", ".jpeg", ".webp"}
 VIDEO_SUFFIXES = {".mp4", ".mov", ".webm", ".mkv"}
 AUDIO_SUFFIXES = {".wav", ".mp3", ".flac", ".m4a", ".ogg", ".opus"}
+MAX_LEVEL = 8.0
+"""Largest sample a sound may hold. Decoders of lossy formats overshoot 1 by a little; far beyond it a file of
+floats is scaled otherwise (integers kept as floats) or broken."""
 DEMUXERS = "mov,mp4,matroska,webm,wav,mp3,flac,ogg"
 KINDS = "an image (png, jpg, webp), a video (mp4, mov, webm, mkv) or a sound (wav, mp3, flac, m4a, ogg, opus)"
 
@@ -81,7 +85,7 @@ def existing_file(path: str | os.PathLike[str], limits: MediaLimits | None) -> P
     except FileNotFoundError:
         raise UserError(f"cannot read {source}: no such file; check the path") from None
     except OSError as error:
-        raise UserError(f"cannot read {source}: {error.strerror or error}") from error
+        raise UserError(f"cannot read {shown(source)}: {error.strerror or error}") from error
     if size == 0:
         raise UserError(f"cannot read {source}: the file is empty")
     if limits is not None and size > limits.max_bytes:
@@ -137,6 +141,8 @@ def read_image(
                 return flatten(upright, background)
     except UnidentifiedImageError:
         raise UserError(f"cannot read {source}: not a png, jpg or webp image, or broken") from None
+    except UserError:  # a ValueError, whose own message says what is wrong
+        raise
     except Image.DecompressionBombError:
         raise UserError(f"cannot use {source}: too many pixels; scale it down") from None
     except (OSError, ValueError, SyntaxError, EOFError) as error:
@@ -266,7 +272,14 @@ def decode_audio(source: Path, container: Any, limits: MediaLimits | None = None
     samples = np.concatenate(blocks, axis=1).astype(np.float32, copy=False)
     if stream.duration:
         samples = samples[:, : max(1, round(float(stream.duration * stream.time_base) * rate))]
-    return Sound(np.ascontiguousarray(np.broadcast_to(samples, (2, samples.shape[1]))), rate)
+    loudest = float(np.abs(samples).max(initial=0.0))
+    if not loudest <= MAX_LEVEL:  # a NaN as well
+        found = f"up to {loudest:.3g}" if np.isfinite(loudest) else "that are not finite"
+        raise UserError(
+            f"cannot use {source}: its sound holds values {found}, outside [-1, 1]; scale it to that range"
+        )
+    # A copy: what broadcast_to gives is read-only, and torch warns about such arrays.
+    return Sound(np.array(np.broadcast_to(samples, (2, samples.shape[1])), order="C"), rate)
 
 
 def check_length(source: Path, container: Any, limits: MediaLimits | None) -> None:
@@ -287,7 +300,8 @@ def opened(source: Path) -> Iterator[Any]:
     try:
         # A playlist or a concat script would make the demuxer open other files and addresses.
         allowed = {"protocol_whitelist": "file", "format_whitelist": DEMUXERS}
-        with av.open(str(source), options=allowed) as container:
+        # Absolute: libav takes the "12:" of a relative path such as 12:30.mp4 for a protocol.
+        with av.open(str(source.absolute()), options=allowed) as container:
             yield container
     except av.error.FFmpegError as error:
         reason = error.strerror or error

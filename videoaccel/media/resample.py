@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from videoaccel.errors import UserError
 from videoaccel.media.mp4 import Float32
 
 
@@ -17,6 +18,9 @@ def resample(samples: npt.NDArray[Any], rate: int, target: int) -> Float32:
         samples: mono or stereo.
         rate: its samples a second.
         target: the samples a second to give.
+
+    Raises:
+        UserError: the sound is so short that nothing of it is left.
     """
     import av
 
@@ -29,6 +33,8 @@ def resample(samples: npt.NDArray[Any], rate: int, target: int) -> Float32:
     resampler = av.AudioResampler(format="fltp", layout=layout, rate=target)
     blocks = [block.to_ndarray() for part in (frame, None) for block in resampler.resample(part)]
     length = round(same.shape[1] * target / rate)
+    if not blocks or length == 0:
+        raise UserError(f"a sound of {same.shape[1]} samples at {rate} Hz is too short; give a longer one")
     out = np.zeros((len(same), length), np.float32)
     found = np.concatenate(blocks, axis=1)[:, :length]
     out[:, : found.shape[1]] = found
