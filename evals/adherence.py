@@ -22,13 +22,13 @@ from typing import Any
 import numpy as np
 import torch
 
+from evals.command import open_run, user_errors
 from evals.results_file import write_result
 from evals.sampling import Sampled, Sampler
 from evals.world.render import build_scene, render, soundtrack
 from evals.world.spec import ClipSpec, draw_clip
 from evals.world.verify import judge, judge_reference, read_mp4
-from videoaccel.errors import UserError
-from videoaccel.media import check_writable, write_video
+from videoaccel.media import write_video
 
 RATE = 32000
 FIRST_SEED = 900_000_000
@@ -179,10 +179,10 @@ class Evaluation:
 FLAGS = ("color", "shape", "motion", "all", "speed", "pan", "sound", "silence")
 
 
+@user_errors
 def main(argv: Sequence[str] | None = None) -> int:
     """The command; see the module's docstring. Returns the exit code."""
     from videoaccel.environment import device_name
-    from videoaccel.pipelines.loading import load
 
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -203,13 +203,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     )
     parser.add_argument("--generate-time", type=Path, help="result file of evals.generate_time to take over")
     arguments = parser.parse_args(argv)
-    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    try:
-        check_writable(arguments.out, suffix=".json")
-        pipe = load(arguments.model, device="cpu", dtype=torch.float32)
-    except UserError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return error.exit_code
+    pipe, device = open_run(arguments.model, arguments.out)
     guidance = tuple(arguments.guidance) if arguments.guidance else None
     sampler = Sampler(pipe, device, amp=arguments.amp, guidance=guidance)
     evaluation = Evaluation(sampler, arguments.clips)

@@ -17,17 +17,18 @@ from pathlib import Path
 
 from rich.progress import track
 
+from evals.command import user_errors
 from evals.results_file import write_result
-from videoaccel.errors import UserError
 from videoaccel.media import check_writable
 
 PROMPT = "a red star bounces quickly"
 THREADS = 2
 
 
+@user_errors
 def main(argv: Sequence[str] | None = None) -> int:
     """The command; see the module's docstring. Returns the exit code."""
-    from videoaccel.cli.environment import device_name
+    from videoaccel.environment import device_name
 
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -35,11 +36,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--runs", type=int, default=3)
     parser.add_argument("--out", type=Path, required=True)
     arguments = parser.parse_args(argv)
-    try:
-        check_writable(arguments.out, suffix=".json")
-    except UserError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return error.exit_code
+    check_writable(arguments.out, suffix=".json")
     rows = []
     environment = {**os.environ, "OMP_NUM_THREADS": str(THREADS)}
     with tempfile.TemporaryDirectory() as folder:

@@ -15,11 +15,10 @@ import numpy as np
 import torch
 
 from evals.adherence import FLAGS, clip_psnr, held_out_clips, judge_clips, shares, truths
+from evals.command import open_run, user_errors
 from evals.pixels import denormalise, normalise
 from evals.quality import audio_snr
 from evals.results_file import write_result
-from videoaccel.errors import UserError
-from videoaccel.media import check_writable
 
 
 @torch.no_grad()
@@ -37,10 +36,10 @@ def reconstruct(
         yield from zip(decoded.cpu().numpy(), sound.view(len(part), 2, -1).cpu().numpy(), strict=True)
 
 
+@user_errors
 def main(argv: Sequence[str] | None = None) -> int:
     """The command; see the module's docstring. Returns the exit code."""
-    from videoaccel.cli.environment import device_name
-    from videoaccel.pipelines.loading import load
+    from videoaccel.environment import device_name
 
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -50,13 +49,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--frames", type=int, default=39)
     parser.add_argument("--out", type=Path, required=True)
     arguments = parser.parse_args(argv)
-    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    try:
-        check_writable(arguments.out, suffix=".json")
-        pipe = load(arguments.model, device="cpu", dtype=torch.float32)
-    except UserError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return error.exit_code
+    pipe, device = open_run(arguments.model, arguments.out)
     specs = held_out_clips(arguments.clips, arguments.frames)
     clips = truths(specs, device)
     coded = list(reconstruct(pipe, clips, device))
