@@ -1,4 +1,4 @@
-"""The evaluations as commands: a bad output or model is one line and exit code 2; a small run writes its file."""
+"""The evaluations as commands: a bad output or model is one line and exit code 2; a run writes its file."""
 
 import importlib
 import json
