@@ -38,6 +38,8 @@ class Switch:
         answer = self.section.answers
         if answer == "raise":
             raise RuntimeError("controller at fault")
+        if answer == "exhaust":
+            torch.empty(1 << 60, dtype=torch.uint8)
         if answer == "nan":
             return {name: value * torch.nan for name, value in call.dense().items()}
         if answer == "hold" and call.step.index % 2:
@@ -164,7 +166,8 @@ def test_a_run_at_exact_is_the_stock_call_and_so_is_the_pipeline_itself(tiny: An
     assert handle.receipt is receipt
     assert (receipt.model, receipt.weights, receipt.status, receipt.error) == (
         "tiny-h3",
-        "pretrained",
+        # What the model's own facts say, whatever the caller thinks.
+        "untrained",
         "completed",
         None,
     )
@@ -435,3 +438,12 @@ def test_a_part_that_refuses_a_request_ends_it_before_anything_ran(build_wan: An
         assert SWITCH.ended == 1
         _, receipt = handle.run(request, prompt_embeds=embeds, config=Config(one=SwitchSection()))
     assert (receipt.status, receipt.forwards.dense) == ("completed", 2)
+
+
+def test_memory_that_runs_out_on_a_cpu_ends_the_request_in_one_line(tiny: Any) -> None:
+    config = Config(one=SwitchSection(answers="exhaust"))
+    with accelerate(tiny, config) as handle, pytest.raises(RequestError, match="ran out of memory") as caught:
+        handle.run(SMALL)
+    assert "\n" not in str(caught.value) and "smaller canvas" in str(caught.value)
+    receipt = receipt_of(caught.value)
+    assert receipt is not None and (receipt.status, receipt.error) == ("failed", str(caught.value))

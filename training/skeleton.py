@@ -82,7 +82,9 @@ PROFILE = {
     "default_frames": 39,
     "default_steps": 50,
     "canvas": [CANVAS, CANVAS],
+    "max_pixels": 4 * CANVAS * CANVAS,
     "max_prompt_tokens": 256,
+    "trained": False,
 }
 IMAGE_PROCESSOR = {
     "image_processor_type": "Qwen2VLImageProcessor",

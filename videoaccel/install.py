@@ -193,7 +193,8 @@ def accelerate(
         pipe: a pipeline of a supported family, with its transformer loaded.
         config: default `AccelConfig()`, tier `exact`, which changes nothing.
         model: the checkpoint's name, for receipts; default: the pipeline's class.
-        weights: "pretrained" or "random", for receipts.
+        weights: "pretrained" or "random", for receipts; a checkpoint that says of itself that it was never
+            trained is "untrained" whatever is given here.
 
     Returns:
         The handle that takes it off again; the pipeline keeps it too, as `pipe.videoaccel_handle`.
@@ -221,7 +222,7 @@ def accelerate(
             config=config,
             techniques=techniques,
             model=type(pipe).__name__ if model is None else model,
-            weights=weights,
+            weights=weights if weights == "random" or family.trained(pipe) else "untrained",
             undo=undo,
         )
         for owner in owners:

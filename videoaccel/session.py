@@ -9,9 +9,11 @@ import torch
 
 from videoaccel.config import AccelConfig
 from videoaccel.environment import device_name
+from videoaccel.errors import RequestError
 from videoaccel.forward import Controller
 from videoaccel.pipelines.family import Family, Run
 from videoaccel.pipelines.request import CancelFlag, Cancelled, Clip, OnProgress, Request
+from videoaccel.pipelines.run import is_out_of_memory
 from videoaccel.protocols import Technique
 from videoaccel.receipt import Memory, Receipt, Recorder, Status, attach, recording
 
@@ -51,10 +53,18 @@ def serve(
             controllers |= _begin(techniques, config, run, recorder)
             run.make_latents(on_progress=on_progress, cancel=cancel, controllers=controllers)
             clip = run.make_clip(on_progress=on_progress, cancel=cancel) if decode else run.undecoded()
-        except BaseException as error:
+        except BaseException as raised:
+            error = raised
+            if is_out_of_memory(raised):
+                error = RequestError(
+                    f"{device} ran out of memory; no clip was made: use a smaller canvas (--res), "
+                    "fewer seconds or a larger device"
+                )
             status: Status = "cancelled" if isinstance(error, Cancelled) else "failed"
             recorder.describe(status=status, error=in_words(error))
             attach(error, _receipt(recorder, family, run, book_encode))
+            if error is not raised:
+                raise error from raised
             raise
         finally:
             # The run is kept alive by whoever keeps the error's traceback; techniques' state is not.

@@ -93,6 +93,8 @@ BAD: list[tuple[dict[str, Any], str]] = [
     ({"height": 100, "width": 128}, "multiple of 16, got 100; try 96"),
     ({"height": 0, "width": 128}, "try 16"),
     ({"height": 32, "width": 256}, "crop it"),
+    ({"height": 1024, "width": 1024}, "1048576 pixels and this model makes at most 65536; try 256x256"),
+    ({"height": 256, "width": 272}, "at most 65536; try 256x240"),
     ({"seconds": 9.0}, "give 0.9 to 5.2"),
     ({"seconds": 0.1}, "give 0.9 to 5.2"),
     ({"seconds": float("nan")}, "must be a number"),
@@ -132,6 +134,15 @@ def test_bad_requests_get_one_line_that_names_the_fix(tiny: Any, asked: dict[str
     with pytest.raises(UserError, match=line) as caught:
         family_of(tiny).start(tiny, Request(**{"prompt": "a red square", **asked}))
     assert "\n" not in str(caught.value)
+
+
+def test_the_canvas_limit_is_the_models_own(tiny: Any, stock: Any) -> None:
+    plan = family_of(tiny).resolve(tiny, Request(prompt="a", height=256, width=256))
+    assert (plan.height, plan.width) == (256, 256)
+    plan = family_of(stock).resolve(stock, Request(prompt="a", height=1536, width=2688))
+    assert (plan.height, plan.width) == (1536, 2688)
+    with pytest.raises(UserError, match="at most 4128768; try 2688x1536"):
+        family_of(stock).resolve(stock, Request(prompt="a", height=3072, width=5376))
 
 
 def test_unknown_pipelines_have_no_family() -> None:

@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 import torch
 
+from training.skeleton import PROFILE
 from videoaccel.errors import UserError
 from videoaccel.pipelines.facts import ModelFacts, read_facts
 from videoaccel.pipelines.family import Request, family_of
@@ -122,6 +123,8 @@ def broken(folder: Path, what: str) -> None:
         (folder / "videoaccel.json").write_text('{"max_second": 3}')
     elif what == "facts value":
         (folder / "videoaccel.json").write_text('{"default_steps": "fifty"}')
+    elif what == "facts flag":
+        (folder / "videoaccel.json").write_text('{"trained": 0}')
     elif what == "no facts":
         (folder / "videoaccel.json").unlink()
     elif what == "layer":
@@ -151,6 +154,7 @@ def broken(folder: Path, what: str) -> None:
         ("no vae", "lacks component vae"),
         ("no processor", r"preprocessor_config\.json"),
         ("cut weights", "cannot load component transformer"),
+        ("facts flag", "trained cannot be 0"),
         ("no facts", "no .*videoaccel.json, so it is the released model's 50; restore"),
         ("layer", "text_encoder_layer must be below the text encoder's 3 layers"),
         ("fewer layers", "transformer of .* no place for: transformer_blocks.3.* more; .* copy both again"),
@@ -191,6 +195,8 @@ def test_bad_arguments_get_one_line(arguments: dict[str, Any], line: str) -> Non
 def test_facts_of_the_bundled_model() -> None:
     facts = read_facts(bundled_folder("tiny-h3") / "videoaccel.json")
     assert facts.canvas == (128, 128) and facts.family == "minimax_h3"
+    assert json.loads((bundled_folder("tiny-h3") / "videoaccel.json").read_text()) == PROFILE
+    assert facts.max_pixels == 256 * 256 and ModelFacts().trained
 
 
 def test_a_wan_folder_loads_as_itself(tmp_path: Path) -> None:

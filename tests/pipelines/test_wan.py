@@ -223,6 +223,7 @@ def test_lengths_snap_to_4n_plus_1(build_tiny_wan: Build) -> None:
         ({"image": True}, {"task": "i2v"}, "--first-frame"),
         ({}, {"task": "t2va"}, "did you mean 't2v'"),
         ({}, {"height": 40, "width": 32}, "multiple of 16, got 40; try 32"),
+        ({}, {"height": 4096, "width": 4096}, "at most 3686400; try 1920x1920"),
         ({}, {"width": 32}, "together"),
         ({}, {"prompt": ""}, "prompt is empty"),
         ({}, {"prompt": "word " * 600}, "at most 512; shorten"),

@@ -49,11 +49,11 @@ def check_num_frames(frames: object) -> int:
     return frames
 
 
-def check_canvas(request: Request, multiple: int) -> tuple[int, int] | None:
+def check_canvas(request: Request, multiple: int, max_pixels: int) -> tuple[int, int] | None:
     """`(height, width)` in pixels as asked, on the model's grid; None where the request names none.
 
     Raises:
-        UserError: one side alone, off the grid, or narrower than 1:4.
+        UserError: one side alone, off the grid, narrower than 1:4, or more than `max_pixels` in all.
     """
     height, width = request.height, request.width
     if (height is None) != (width is None):
@@ -65,6 +65,13 @@ def check_canvas(request: Request, multiple: int) -> tuple[int, int] | None:
             near = max(multiple, round(value / multiple) * multiple) if is_whole(value) else multiple
             raise UserError(f"{name} must be a positive multiple of {multiple}, got {value!r}; try {near}")
     check_aspect("the canvas", width, height)
+    if height * width > max_pixels:
+        scale = math.sqrt(max_pixels / (height * width)) / multiple
+        fits = (max(1, math.floor(side * scale)) * multiple for side in (width, height))
+        raise UserError(
+            f"the canvas {width}x{height} is {height * width} pixels and this model makes at most "
+            f"{max_pixels}; try {'x'.join(map(str, fits))}"
+        )
     return height, width
 
 

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from videoaccel.errors import UserError
+from videoaccel.pipelines.run import is_out_of_memory
 
 # A decoder's output head is tied to its embeddings, or left out of a checkpoint that only encodes.
 _HEAD = "lm_head.weight"
@@ -61,6 +62,10 @@ def load_model(
             source, dtype=dtype, output_loading_info=True, local_files_only=place.hub_id is None, **options
         )
     except Exception as error:
+        if is_out_of_memory(error):
+            raise UserError(
+                f"component {name} of {place.folder} does not fit in memory; use a larger machine"
+            ) from error
         raise unreadable(place, name, error) from error
     # Both libraries warn here and go on: weights left out, or made up, would serve another model.
     for key, what in (

@@ -23,7 +23,9 @@ class ModelFacts:
         default_frames: frames of a request that names no length.
         default_steps: steps of a request that names none.
         canvas: default `(height, width)` in pixels; None derives it from the pipeline's own canvas rule.
+        max_pixels: largest canvas, height times width; the stock one is four times the released canvas.
         max_prompt_tokens: longest prompt the model was trained on; None for no limit but the tokenizer's.
+        trained: False for weights that were never trained, whose clips show nothing; receipts say so.
     """
 
     family: str = "minimax_h3"
@@ -33,7 +35,9 @@ class ModelFacts:
     default_frames: int = 124
     default_steps: int = 50
     canvas: tuple[int, int] | None = None
+    max_pixels: int = 4 * 1344 * 768
     max_prompt_tokens: int | None = None
+    trained: bool = True
 
 
 def read_facts(path: Path | None) -> ModelFacts:
@@ -69,6 +73,8 @@ def _fits(key: str, value: object) -> bool:
 
     if key == "family":
         return isinstance(value, str)
+    if key == "trained":
+        return isinstance(value, bool)
     if key == "canvas":
         return value is None or (isinstance(value, list) and len(value) == 2 and all(map(positive, value)))
     if key == "max_prompt_tokens":

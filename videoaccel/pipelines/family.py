@@ -157,6 +157,10 @@ class Family(ABC):
     def canvas(self, pipe: Any, short_edge: int | None = None) -> tuple[int, int]:
         """`(height, width)`: the model's own aspect ratio at a short edge in px, or its default canvas."""
 
+    def trained(self, pipe: Any) -> bool:
+        """False where the checkpoint says of itself that its weights were never trained."""
+        return True
+
     @abstractmethod
     def steps(self, pipe: Any, plan: Plan) -> tuple[StepInfo, ...]:
         """Every denoising step of a plan: its expert, noise levels and guidance weights."""

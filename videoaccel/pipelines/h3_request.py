@@ -210,7 +210,7 @@ def resampled(pipe: Any, reference: Reference) -> Reference:
 
 
 def _canvas(pipe: Any, request: Request, task: str) -> tuple[int, int]:
-    asked = check_canvas(request, pipe.canvas_multiple)
+    asked = check_canvas(request, pipe.canvas_multiple, facts_of(pipe).max_pixels)
     if asked is not None:
         return asked
     keyframe = request.first_frame if request.first_frame is not None else request.last_frame

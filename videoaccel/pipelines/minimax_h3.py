@@ -20,7 +20,7 @@ from videoaccel.errors import RequestError, UserError, unknown
 from videoaccel.forward import Controller
 from videoaccel.pipelines.family import NO_CONTROLLERS, BlockStack, Family, Run
 from videoaccel.pipelines.h3_layout import Condition, h3_layout
-from videoaccel.pipelines.h3_request import STREAMS, TASKS, canvas_for, resampled, resolve
+from videoaccel.pipelines.h3_request import STREAMS, TASKS, canvas_for, facts_of, resampled, resolve
 from videoaccel.pipelines.layout import Layout
 from videoaccel.pipelines.request import (
     CancelFlag,
@@ -112,6 +112,9 @@ class MiniMaxH3Family(Family):
 
     def canvas(self, pipe: Any, short_edge: int | None = None) -> tuple[int, int]:
         return canvas_for(pipe, short_edge)
+
+    def trained(self, pipe: Any) -> bool:
+        return facts_of(pipe).trained
 
     def steps(self, pipe: Any, plan: Plan) -> tuple[StepInfo, ...]:
         schedules = self.schedules(pipe, plan.steps, shift=plan.shift, sigmas=plan.sigmas)

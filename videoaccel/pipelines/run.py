@@ -30,6 +30,17 @@ from videoaccel.pipelines.request import (
     Timings,
 )
 
+_OUT_OF_MEMORY = ("can't allocate memory", "not enough memory", "out of memory")
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Whether an error says that memory ran out: torch's on a device, and what it raises on a CPU."""
+    if isinstance(error, torch.OutOfMemoryError | MemoryError):
+        return True
+    # On a CPU torch raises a bare RuntimeError.
+    return isinstance(error, RuntimeError) and any(words in str(error) for words in _OUT_OF_MEMORY)
+
+
 NO_CONTROLLERS: Mapping[str, Controller] = types.MappingProxyType({})
 
 

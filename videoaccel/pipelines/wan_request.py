@@ -24,6 +24,8 @@ from videoaccel.pipelines.wan_facts import STREAMS, canvas_for, canvas_multiple,
 # The stock call's own defaults.
 DEFAULT_STEPS, DEFAULT_FRAMES, DEFAULT_GUIDANCE = 50, 81, 5.0
 MAX_SECONDS = 15.0
+# Four times the largest canvas that a released checkpoint was trained on.
+MAX_PIXELS = 4 * 1280 * 720
 
 
 def resolve(pipe: Any, request: Request, text_rows: int) -> Plan:
@@ -44,7 +46,7 @@ def resolve(pipe: Any, request: Request, text_rows: int) -> Plan:
     check_keyframes(request)
     _check_prompts(pipe, request, text_rows)
     notes: list[str] = []
-    height, width = check_canvas(request, canvas_multiple(pipe)) or canvas_for(pipe)
+    height, width = check_canvas(request, canvas_multiple(pipe), MAX_PIXELS) or canvas_for(pipe)
     # TI2V-5B (the one that expands timesteps) is trained at 24 frames a second, the others at 16.
     fps = 24.0 if pipe.config.expand_timesteps else 16.0
     sigmas = check_sigmas(request, STREAMS)
