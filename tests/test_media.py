@@ -393,7 +393,7 @@ def test_a_write_that_breaks_off_is_the_users_to_fix(tmp_path: Path) -> None:
     import sys
 
     code = (
-        "import resource, sys; from videoaccel.files import write_text; from videoaccel.errors import UserError\n"
+        "import resource, sys; from videoaccel.files import UserError, write_text\n"
         "resource.setrlimit(resource.RLIMIT_FSIZE, (1000, 1000))\n"
         "try: write_text(sys.argv[1], 'x' * 5000)\n"
         "except UserError as error: print(error)"

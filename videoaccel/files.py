@@ -19,7 +19,7 @@ def shown(path: str | os.PathLike[str]) -> str:
 
 
 def destination(path: str | os.PathLike[str]) -> Path:
-    """The absolute path that writing to `path` writes: a symbolic link is followed, to a missing file as well.
+    """The absolute path that writing to `path` writes: a link is followed, to a missing file as well.
 
     Raises:
         UserError: no name, a name that the file system refuses (too long, links in a circle), a folder, or

@@ -222,3 +222,99 @@ def test_a_failed_run_keeps_the_old_clip(tmp_path: Path, monkeypatch: pytest.Mon
     assert main(["generate", "x", *SMALL, "--quiet", "-o", str(tmp_path / "clip.mp4")]) == 1
     assert (tmp_path / "clip.mp4").read_bytes() == b"old"
     assert [path.name for path in tmp_path.iterdir()] == ["clip.mp4"]
+
+
+@pytest.mark.parametrize(
+    "argv",
+    [
+        ["-o", "clip.mp4", "--reference", "clip.mp4"],
+        ["-o", "sub/../clip.mp4", "--reference", "{here}/clip.mp4"],
+        ["-o", "link.mp4", "--reference", "clip.mp4"],
+        ["-o", "hard.mp4", "--reference", "clip.mp4"],
+        ["-o", "i.mp4", "--first-frame", "i.mp4"],
+        ["-o", "i.mp4", "--last-frame", "i.mp4"],
+        ["--receipt", "config.json", "--config", "config.json"],
+        ["-o", "config.mp4", "--config", "config.mp4"],
+        ["-o", "a.mp4", "--receipt", "a.json"],
+        ["--receipt", "model/model_index.json", "--model", "model"],
+    ],
+)
+def test_an_output_never_replaces_an_input(
+    argv: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for folder in ("sub", "model"):
+        Path(folder).mkdir()
+    write_video("clip.mp4", np.zeros((4, 32, 32, 3), np.uint8))
+    Path("link.mp4").symlink_to("clip.mp4")
+    Path("hard.mp4").hardlink_to("clip.mp4")
+    Path(drawn(tmp_path / "i.png")).rename("i.mp4")
+    for name in ("config.json", "config.mp4", "model/model_index.json"):
+        Path(name).write_text("{}")
+    Path("a.json").symlink_to("a.mp4")
+    before = {path: path.read_bytes() for path in tmp_path.rglob("*.*") if path.exists()}
+    assert main(["generate", "x", *SMALL, *(word.format(here=tmp_path) for word in argv)]) == 2
+    captured = capsys.readouterr()
+    assert captured.err.count("\n") == 1 and "give" in captured.err and captured.out == ""
+    assert {path: path.read_bytes() for path in tmp_path.rglob("*.*") if path.exists()} == before
+
+
+def test_any_name_takes_a_clip_and_any_terminal_its_report(tmp_path: Path) -> None:
+    """A path with a colon and letters that an ASCII terminal lacks; a prompt that is no text, refused."""
+    import os
+    import subprocess
+    import sys
+
+    root = str(Path(__file__).resolve().parents[2])
+    environment = os.environ | {"PYTHONIOENCODING": "ascii", "PYTHONPATH": root}
+    command = [sys.executable, "-m", "videoaccel.cli", "generate"]
+    (tmp_path / "12:30").mkdir()
+    ran = subprocess.run(
+        [*command, "x", *SMALL, "-o", "12:30/clip-é.mp4"], cwd=tmp_path, env=environment, capture_output=True
+    )
+    assert ran.returncode == 0, ran.stderr
+    assert rb"12:30/clip-\xe9.mp4: 22 frames" in ran.stdout
+    assert read_video(tmp_path / "12:30" / "clip-é.mp4").frames.shape == (22, 64, 64, 3)
+    ran = subprocess.run([*command, b"\xff\xfe"], cwd=tmp_path, env=environment, capture_output=True)
+    assert ran.returncode == 2 and b"UTF-8" in ran.stderr and ran.stderr.count(b"\n") == 1
+
+
+@pytest.mark.parametrize("length", [300, 5_000])
+@pytest.mark.parametrize("flag", ["-o", "--receipt", "--model", "--reference", "--config"])
+def test_long_names_are_refused_in_one_line(
+    flag: str,
+    length: int,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    ending = {"-o": ".mp4", "--receipt": ".json", "--reference": ".png"}.get(flag, "")
+    assert main(["generate", "x", flag, "n" * length + ending, "--device", "cpu"]) == 2
+    captured = capsys.readouterr()
+    assert captured.err.count("\n") == 1 and captured.err.startswith("error: ") and captured.out == ""
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("- exact", "holds no settings"),
+        ("exact", "holds no settings"),
+        ("tier: [", "--config c.yaml"),
+        (None, "no such"),
+    ],
+)
+def test_config_faults_are_in_the_users_words(
+    text: str | None,
+    words: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    if text is not None:
+        Path("c.yaml").write_text(text)
+    assert main(["generate", "x", "--config", "c.yaml"]) == 2
+    said = capsys.readouterr().err
+    assert words in said and "Path" not in said and "Errno" not in said and said.count("\n") == 1

@@ -29,7 +29,7 @@ def test_numbers_and_lists() -> None:
     for text in ("nan", "inf", "0", "-1", "five"):
         with pytest.raises(argparse.ArgumentTypeError):
             seconds(text)
-    assert whole(2)("2") == 2
+    assert whole(2)("2") == 2 and whole(0)(str(2**63 - 1)) == 2**63 - 1
     for text in ("1", "2.0", "-3", "x", "9" * 30):
         with pytest.raises(argparse.ArgumentTypeError):
             whole(2)(text)
@@ -87,6 +87,13 @@ def test_bad_flags_never_import_torch() -> None:
     [
         ([], "COMMAND"),
         (["generat"], "generate"),
+        (["generat", "x"], "did you mean generate?"),
+        (["generate", "x", "--model", ""], "empty"),
+        (["generate", "x", "-o", ""], "empty"),
+        (["generate", "x", "--receipt", " "], "empty"),
+        (["generate", "x", "--seed", str(2**63)], str(2**63 - 1)),
+        (["generate", "x", "--res", "9999x9999"], "smaller canvas"),
+        (["generate", "x", "--res", "1600x64"], "4:1"),
         (["generate"], "prompt"),
         (["generate", "x", "--steps", "1"], "2 or more"),
         (["generate", "x", "--tire", "exact"], "did you mean --tier?"),
@@ -103,3 +110,30 @@ def test_bad_flags_are_one_line(argv: list[str], fix: str, capsys: pytest.Captur
     assert captured.out == ""
     assert captured.err.startswith("error: ") and captured.err.count("\n") == 1
     assert fix in captured.err
+
+
+def test_help_says_the_defaults(capsys: pytest.CaptureFixture[str]) -> None:
+    shown = {}
+    for command in ("generate", "bench"):
+        with pytest.raises(SystemExit):
+            main([command, "--help"])
+        shown[command] = " ".join(capsys.readouterr().out.split())
+        for words in ("default: the model's own", "default: 0", "default: tiny-h3"):
+            assert words in shown[command]
+    assert "--reference" in shown["generate"] and "--reference" not in shown["bench"]
+
+
+def test_openmp_threads_sleep_unless_told_otherwise() -> None:
+    """Set before torch loads, and a choice of the user's own stands."""
+    import os
+
+    code = (
+        "import os, sys; from videoaccel.cli import main; main(['generate', 'x', '--res', '768x']); "
+        "print(os.environ['OMP_WAIT_POLICY'], 'torch' in sys.modules)"
+    )
+    bare = {name: value for name, value in os.environ.items() if name != "OMP_WAIT_POLICY"}
+    for given, wanted in (({}, "PASSIVE"), ({"OMP_WAIT_POLICY": "ACTIVE"}, "ACTIVE")):
+        answer = subprocess.run(
+            [sys.executable, "-c", code], env=bare | given, capture_output=True, text=True, check=True
+        )
+        assert answer.stdout.split() == [wanted, "False"]

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import argparse
+import errno
 import importlib
+import io
+import os
 import sys
 from collections.abc import Sequence
 from typing import Any, NoReturn
 
 from videoaccel.errors import RequestError, UserError, nearest
+from videoaccel.files import shown
 
 COMMANDS = {
     "generate": "make one clip from a prompt",
@@ -27,6 +31,14 @@ class Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
         raise UserError(f"{message}; see {self.prog} --help")
 
+    def _check_value(self, action: argparse.Action, value: Any) -> None:
+        choices = None if action.choices is None else [str(choice) for choice in action.choices]
+        near = nearest(str(value), choices) if choices is not None and value not in choices else None
+        if near is not None and choices is not None:
+            what = f"did you mean {near}? known: {', '.join(choices)}"
+            raise argparse.ArgumentError(action, f"unknown {value!r}: {what}")
+        super()._check_value(action, value)
+
     def parse_known_args(self, args=None, namespace=None):  # type: ignore[no-untyped-def]
         parsed, rest = super().parse_known_args(args, namespace)
         flag = next((word.partition("=")[0] for word in rest if word.startswith("-")), None)
@@ -35,6 +47,22 @@ class Parser(argparse.ArgumentParser):
             hint = f"did you mean {near}? " if near else ""
             raise UserError(f"unknown flag {flag}: {hint}see {self.prog} --help")
         return parsed, rest
+
+
+USERS_TO_FIX = {errno.ENAMETOOLONG, errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM}
+"""Errors of the system that come from a path or a disk, wherever they were met; others are faults of ours."""
+
+
+def prepare_process() -> None:
+    """What must be so before torch is imported and before anything is printed."""
+    # OpenMP's threads spin while they wait for the next operation, and take the cores from each other as soon
+    # as anything else runs: asleep instead, a clip on a busy CPU takes half to two thirds of the time. The
+    # clip is the same, byte for byte. The runtime reads this once, when torch loads it.
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+    for stream in (sys.stdout, sys.stderr):
+        # A file name that the terminal's encoding lacks must not fail a command whose clip is written.
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")
 
 
 def build_parser() -> Parser:
@@ -60,6 +88,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     Returns:
         0; 2 for what the user can fix, 1 for a request that failed on its own, 130 for Ctrl-C.
     """
+    prepare_process()
     try:
         args = build_parser().parse_args(argv)
         code: int = args.run(args)
@@ -70,6 +99,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     except RequestError as error:
         print(f"error: {error}", file=sys.stderr)
         return 1
+    except OSError as error:
+        if error.errno not in USERS_TO_FIX:
+            raise
+        where = f"{shown(os.fsdecode(error.filename))}: " if isinstance(error.filename, str | bytes) else ""
+        print(f"error: {where}{error.strerror}; choose another file or folder", file=sys.stderr)
+        return UserError.exit_code
     except KeyboardInterrupt:
         print("stopped; nothing was written", file=sys.stderr)
         return 130

@@ -65,7 +65,7 @@ class Target:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The flags of `bench`."""
-    add_model_arguments(parser)
+    add_model_arguments(parser, task="the model's text-to-video task")
     parser.add_argument(
         "--weights", choices=["pretrained", "random"], help="random: full-size H3 built on the device"
     )

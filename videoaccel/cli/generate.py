@@ -4,23 +4,25 @@ from __future__ import annotations
 
 import argparse
 import json
-from pathlib import Path
 
 from videoaccel.cli.inputs import (
     add_model_arguments,
     canvas_note,
     check_files,
+    check_outputs_spare_inputs,
+    check_prompt,
     check_task,
     check_tiers,
     preflight,
     quiet_libraries,
+    read_config,
     read_request,
     tier_help,
     with_canvas,
 )
 from videoaccel.cli.progress import ProgressReport
+from videoaccel.cli.values import filled
 from videoaccel.config import AccelConfig
-from videoaccel.errors import UserError
 from videoaccel.media import check_writable
 
 DEFAULT_MODEL = "tiny-h3"
@@ -32,19 +34,22 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--reference",
         action="append",
+        type=filled,
         default=[],
         metavar="FILE",
         help="image, video or sound; may be repeated",
     )
-    parser.add_argument("--first-frame", metavar="IMAGE", help="image the clip starts from")
-    parser.add_argument("--last-frame", metavar="IMAGE", help="image the clip ends on")
-    add_model_arguments(parser)
+    parser.add_argument("--first-frame", type=filled, metavar="IMAGE", help="image the clip starts from")
+    parser.add_argument("--last-frame", type=filled, metavar="IMAGE", help="image the clip ends on")
+    add_model_arguments(parser, task="read off what is given; --reference means ref2va")
     parser.add_argument("--tier", help=f"{tier_help()}; default: exact")
     parser.add_argument(
-        "--config", type=Path, metavar="YAML", help="an AccelConfig; --tier beats the one in it"
+        "--config", type=filled, metavar="YAML", help="an AccelConfig; --tier beats the one in it"
     )
-    parser.add_argument("-o", "--out", default="clip.mp4", metavar="MP4", help="default: clip.mp4")
-    parser.add_argument("--receipt", metavar="JSON", help="also write the request's receipt")
+    parser.add_argument(
+        "-o", "--out", type=filled, default="clip.mp4", metavar="MP4", help="default: clip.mp4"
+    )
+    parser.add_argument("--receipt", type=filled, metavar="JSON", help="also write the request's receipt")
     parser.add_argument("--json", action="store_true", help="print the outcome as JSON")
     parser.add_argument("--quiet", action="store_true", help="no progress and no summary")
 
@@ -53,17 +58,21 @@ def run(args: argparse.Namespace) -> int:
     """Makes the clip. Whatever can be refused is refused before the model's weights are read."""
     import dataclasses
 
-    config = AccelConfig() if args.config is None else AccelConfig.from_yaml(args.config)
+    config = AccelConfig() if args.config is None else read_config(args.config)
     if args.tier is not None:
         config = dataclasses.replace(config, tier=args.tier)
     check_tiers([config.tier])
     check_task(args.task)
-    if not args.prompt.strip():
-        raise UserError("the prompt is empty; describe the clip in a sentence")
+    check_prompt(args.prompt)
     out = check_writable(args.out, suffix=".mp4")
     if args.receipt:
         check_writable(args.receipt, suffix=".json")
     check_files(args)
+    model = args.model or DEFAULT_MODEL
+    inputs = [("--reference", path) for path in args.reference]
+    inputs += [("--first-frame", args.first_frame), ("--last-frame", args.last_frame)]
+    inputs += [("--config", args.config), ("--model", model)]
+    check_outputs_spare_inputs({"-o": args.out, "--receipt": args.receipt}, inputs)
 
     from videoaccel.install import accelerate
     from videoaccel.pipelines.loading import check_device, load
@@ -71,7 +80,6 @@ def run(args: argparse.Namespace) -> int:
 
     quiet_libraries()
     request = read_request(args)
-    model = args.model or DEFAULT_MODEL
     device = check_device(args.device)
     plan = preflight(model, request, args.res)
     with ProgressReport(enabled=not (args.quiet or args.json)) as progress:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Sequence
+import os
+from collections.abc import Iterable, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from videoaccel.cli.values import Resolution, resolution, seconds, whole
-from videoaccel.config import TIERS
+from videoaccel.cli.values import Resolution, filled, resolution, seconds, whole
+from videoaccel.config import TIERS, AccelConfig
 from videoaccel.errors import UserError, unknown
 from videoaccel.media import media_kind, read_audio, read_image, read_video
 from videoaccel.media.intake import MediaLimits, existing_file
@@ -19,23 +21,30 @@ if TYPE_CHECKING:
 TASKS = ("t2va", "ref2va", "fl2va", "t2v", "i2v")
 
 
-def add_model_arguments(parser: argparse.ArgumentParser) -> None:
-    """The flags that `generate` and `bench` share."""
+def add_model_arguments(parser: argparse.ArgumentParser, *, task: str) -> None:
+    """The flags that `generate` and `bench` share; `task` says in the help what happens without --task."""
+    parser.add_argument("--task", help=f"{', '.join(TASKS)}; default: {task}")
     parser.add_argument(
-        "--task", help=f"{', '.join(TASKS)}; default: read off what is given, --reference means ref2va"
-    )
-    parser.add_argument(
-        "--steps", type=whole(2), help="denoising steps as diffusers counts them: N are N-1 forwards"
+        "--steps",
+        type=whole(2),
+        help="denoising steps as diffusers counts them: N are N-1 forwards with MiniMax-H3, N with Wan; "
+        "default: the model's own",
     )
     parser.add_argument("--seconds", type=seconds, help="length of the clip; default: the model's own")
     parser.add_argument(
         "--res", type=resolution, help="768p, or 1344x768 (width x height); default: the model's own"
     )
     parser.add_argument(
-        "--model", help="tiny-h3 (bundled), a folder in the diffusers layout, or a hub id owner/name"
+        "--model",
+        type=filled,
+        help="tiny-h3 (bundled), a folder in the diffusers layout, or a hub id owner/name; default: tiny-h3",
     )
-    parser.add_argument("--device", help="cpu, cuda, cuda:1; default: the accelerator if there is one")
-    parser.add_argument("--seed", type=whole(0), default=0, help="seed of the noise, the same on any machine")
+    parser.add_argument(
+        "--device", type=filled, help="cpu, cuda, cuda:1; default: the accelerator if there is one"
+    )
+    parser.add_argument(
+        "--seed", type=whole(0), default=0, help="seed of the noise, the same on any machine; default: 0"
+    )
 
 
 def check_task(task: str | None) -> None:
@@ -54,6 +63,79 @@ def check_files(args: argparse.Namespace) -> None:
         media_kind(path)
     for path in frames:
         existing_file(path, MediaLimits())
+
+
+def check_outputs_spare_inputs(outputs: dict[str, str | None], inputs: Iterable[tuple[str, object]]) -> None:
+    """Refuses an output that is one of the inputs, another output, or a file of a local model's folder.
+
+    Args:
+        outputs: flag to file, or None where it isn't given.
+        inputs: flags with their files or folders, None where not given.
+
+    Raises:
+        UserError: writing would destroy what is read.
+    """
+    given = [(flag, str(path)) for flag, path in inputs if path]
+    earlier: list[tuple[str, str]] = []
+    for flag, path in outputs.items():
+        if not path:
+            continue
+        for other, read in (*given, *earlier):
+            if same_file(path, read):
+                raise UserError(
+                    f"{flag} {path} is the same file as {other} {read} and would overwrite it; "
+                    f"give {flag} another name"
+                )
+            inside = Path(os.path.realpath(read)) in Path(os.path.realpath(path)).parents
+            # Clips may lie in a model's folder; its json files are the model's own.
+            if os.path.isdir(read) and inside and Path(path).suffix.lower() == ".json":
+                raise UserError(f"{flag} {path} is in the folder of {other}; give {flag} a place outside it")
+        earlier.append((flag, path))
+
+
+def same_file(one: str, other: str) -> bool:
+    """Whether two paths lead to one file, through links, other spellings or other names of it."""
+    if os.path.realpath(one) == os.path.realpath(other):
+        return True
+    try:
+        return os.path.samefile(one, other)
+    except OSError:  # one of them doesn't exist
+        return False
+
+
+def read_config(path: str) -> AccelConfig:
+    """The config file that `--config` names.
+
+    Raises:
+        UserError: as `AccelConfig.from_yaml`, in the words of the command line.
+    """
+    import yaml
+
+    source = existing_file(path, MediaLimits())
+    try:
+        text = source.read_text(encoding="utf-8")
+    except UnicodeDecodeError:
+        raise UserError(f"--config {path} is not text; give a YAML file such as 'tier: exact'") from None
+    try:
+        values = yaml.safe_load(text)
+    except (yaml.YAMLError, ValueError):
+        values = {}  # from_yaml says what is wrong
+    if values is not None and not isinstance(values, dict):
+        raise UserError(f"--config {path} holds no settings; write lines such as 'tier: exact'")
+    try:
+        return AccelConfig.from_yaml(text)
+    except UserError as error:
+        raise UserError(f"--config {path}: {error}") from error
+
+
+def check_prompt(prompt: str) -> None:
+    """Refuses an empty prompt, and bytes that are no text."""
+    if not prompt.strip():
+        raise UserError("the prompt is empty; describe the clip in a sentence")
+    try:
+        prompt.encode("utf-8")
+    except UnicodeEncodeError:
+        raise UserError("the prompt is not valid UTF-8; type it again in a UTF-8 terminal") from None
 
 
 def read_reference(path: str) -> Reference:
