@@ -4,6 +4,11 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
 import threading
 from pathlib import Path
 
@@ -38,6 +43,8 @@ def test_report_says_what_was_measured(report: dict) -> None:
     row = report["tiers"][0]
     assert (row["tier"], row["config"], row["steps"], row["forwards"]) == ("exact", {"tier": "exact"}, 3, 2)
     assert "encode, denoise, decode and mux" in row["counts"]
+    config = {"prompt": bench.PROMPT, "seed": 0, "requests": 2, "inflight": 1, "warmup": 0}
+    assert report["config"] == config
     # A CPU doesn't say how much memory torch holds: no number is made up.
     assert row["peak_allocated_gb"] is None and row["peak_reserved_gb"] is None
 
@@ -51,6 +58,7 @@ def test_figures_follow_from_the_receipts(report: dict) -> None:
     assert row["step_s_median"] == np.median([s for r in receipts for s in r.timings.step_s])
     latencies = row["latency_s"]["all"]
     assert row["latency_s"]["p50"] == pytest.approx(np.median(latencies))
+    assert row["latency_s"]["p95"] is None, "of two requests it would be the slower one"
     for receipt, latency in zip(receipts, latencies, strict=True):
         assert receipt.timings.total_s <= latency
     # One in flight: the loop takes as long as its requests, the bare runs between them left out.
@@ -119,7 +127,7 @@ def test_closed_loop_keeps_as_many_in_flight_as_asked() -> None:
         pair.wait(timeout=60)
         return argparse.Namespace(latency_s=float(index))
 
-    ended = closed_loop(one, requests=6, inflight=2, say=lambda text: None)  # type: ignore[arg-type]
+    ended = closed_loop(one, requests=6, inflight=2, say=lambda text: None, stop=threading.Event())  # type: ignore[arg-type]
     assert sorted(outcome.latency_s for outcome in ended) == [0.0, 1.0, 2.0, 3.0, 4.0, 5.0]
 
 
@@ -130,7 +138,42 @@ def test_closed_loop_ends_with_the_first_error() -> None:
         return argparse.Namespace(latency_s=0.0)
 
     with pytest.raises(UserError, match="request 1"):
-        closed_loop(one, requests=5, inflight=1, say=lambda text: None)  # type: ignore[arg-type]
+        closed_loop(one, requests=5, inflight=1, say=lambda text: None, stop=threading.Event())  # type: ignore[arg-type]
+
+
+def test_ctrl_c_ends_requests_in_flight_and_the_command() -> None:
+    """Two requests in torch, in threads of their own, when the interrupt comes: code 130, not an abort."""
+    code = (
+        "import signal; signal.signal(signal.SIGINT, signal.default_int_handler)\n"
+        "from videoaccel.cli import main\n"
+        "raise SystemExit(main('bench --device cpu --model tiny-h3 --res 64p --seconds 0.92 --steps 20'\n"
+        "    ' --no-bare --requests 50 --inflight 2 --warmup 0'.split()))"
+    )
+    with tempfile.TemporaryDirectory() as folder:
+        ran = subprocess.Popen(
+            [sys.executable, "-c", code],
+            cwd=folder,
+            env=os.environ | {"PYTHONPATH": str(Path(__file__).resolve().parents[2])},
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        assert ran.stderr is not None
+        said = next((line for line in ran.stderr if line.startswith("exact: request 1/50")), None)
+        ran.send_signal(signal.SIGINT)
+        rest = ran.communicate(timeout=120)[1]
+        assert said is not None
+        assert (ran.returncode, rest.splitlines()[-1]) == (130, "stopped; nothing was written")
+        assert list(Path(folder).iterdir()) == []
+
+
+def test_table_explains_itself(report: dict) -> None:
+    text = bench.table(report)
+    head, line = text.splitlines()[1:3]
+    assert "p50 (s)" in head and "denoise (s)" in head and line.split()[:4] == ["exact", "3", "2", "2"]
+    assert "vs bare: time over bare diffusers, below 1 is faster" in text
+    assert "2 timed requests a tier" in text and "p95: not given below 5 requests" in text
+    assert f"{report['total_rows']} rows (tokens): " in text and f"video {report['rows']['video']}" in text
+    assert [bench.counted(n, "frame") for n in (1, 2)] == ["1 frame", "2 frames"]
 
 
 def parsed(*argv: str) -> argparse.Namespace:

@@ -12,13 +12,14 @@ from typing import TYPE_CHECKING, Any
 
 from videoaccel.cli.inputs import (
     add_model_arguments,
+    check_outputs_spare_inputs,
     check_task,
     check_tiers,
     preflight,
     quiet_libraries,
     with_canvas,
 )
-from videoaccel.cli.values import Resolution, names, whole
+from videoaccel.cli.values import Resolution, filled, names, whole
 from videoaccel.config import AccelConfig
 from videoaccel.errors import UserError
 from videoaccel.media import check_writable, write_json
@@ -76,7 +77,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--warmup", type=whole(0), default=1, help="whole requests before timing; default: 1")
     parser.add_argument("--no-bare", action="store_true", help="leave out the comparison with bare diffusers")
-    parser.add_argument("--out", default="bench.json", metavar="JSON", help="default: bench.json")
+    parser.add_argument(
+        "--out", type=filled, default="bench.json", metavar="JSON", help="default: bench.json"
+    )
     parser.add_argument("--json", action="store_true", help="print the JSON instead of the table")
     parser.add_argument("--quiet", action="store_true", help="no progress")
 
@@ -145,6 +148,7 @@ def run(args: argparse.Namespace) -> int:
     check_tiers(args.tiers)
     check_task(args.task)
     check_writable(args.out, suffix=".json")
+    check_outputs_spare_inputs({"--out": args.out}, [("--model", args.model)])
 
     from videoaccel.pipelines.loading import check_device, load
     from videoaccel.pipelines.random_weights import build_random_h3
@@ -227,7 +231,13 @@ def bench(pipe: Any, target: Target, request: Request, args: argparse.Namespace,
         "commit": commit(),
         "command": command_line(),
         "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
-        "warmup": args.warmup,
+        "config": {
+            "prompt": None if random else request.prompt,
+            "seed": args.seed,
+            "requests": args.requests,
+            "inflight": args.inflight,
+            "warmup": args.warmup,
+        },
         "notes": notes,
         "tiers": rows,
     }
@@ -250,32 +260,28 @@ def reporter(*, enabled: bool) -> Any:
     return say
 
 
+def counted(number: int, thing: str) -> str:
+    """`1 frame`, `2 frames`."""
+    return f"{number} {thing}" if number == 1 else f"{number} {thing}s"
+
+
 def table(report: dict[str, Any]) -> str:
     """The report as text: what was measured, one line a tier, what the hourly figure counts."""
+
+    from videoaccel.cli.bench_loop import P95_NEEDS
 
     def shown(value: float | None, digits: int = 2) -> str:
         return "-" if value is None else f"{value:.{digits}f}"
 
-    head = [
-        "tier",
-        "steps",
-        "forwards",
-        "p50 s",
-        "p95 s",
-        "encode",
-        "denoise",
-        "decode",
-        "mux",
-        "step",
-        "clips/h",
-    ]
-    head += ["alloc GB", "reserved GB", "vs bare"]
+    head = ["tier", "steps", "forwards", "n", "p50 (s)", "p95 (s)"]
+    head += ["encode (s)", "denoise (s)", "decode (s)", "mux (s)", "step (s)"]
+    head += ["clips/h", "alloc (GB)", "reserved (GB)", "vs bare"]
     lines = [head]
     for row in report["tiers"]:
         bare = row["bare_diffusers"]
         stages = row["stage_s"]
         lines.append(
-            [row["tier"], str(row["steps"]), str(row["forwards"])]
+            [row["tier"], str(row["steps"]), str(row["forwards"]), str(row["requests"])]
             + [shown(row["latency_s"][key]) for key in ("p50", "p95")]
             + [shown(stages[key]) for key in ("encode", "denoise", "decode", "mux")]
             + [shown(row["step_s_median"], 3), shown(row["clips_per_hour"], 1)]
@@ -285,12 +291,20 @@ def table(report: dict[str, Any]) -> str:
     widths = [max(len(line[column]) for line in lines) for column in range(len(head))]
     text = [
         f"{report['model']}, {report['weights']} weights, {report['task']}, {report['canvas']}, "
-        f"{report['frames']} frames, {report['total_rows']} rows, on {report['device']}"
+        f"{counted(report['frames'], 'frame')}, on {report['device']}"
     ]
     text += ["  ".join(cell.rjust(width) for cell, width in zip(line, widths, strict=True)) for line in lines]
     row = report["tiers"][0]
+    kinds = ", ".join(f"{name} {rows}" for name, rows in report["rows"].items() if rows)
     text.append(
-        f"{row['requests']} requests a tier, {row['inflight']} in flight; clips/h counts {row['counts']}"
+        f"n: {counted(row['requests'], 'timed request')} a tier, {row['inflight']} in flight; "
+        f"clips/h counts {row['counts']}"
     )
+    text.append("p50, p95: seconds from submission to file; encode to mux and step: medians")
+    if row["latency_s"]["p95"] is None:
+        text.append(f"p95: not given below {P95_NEEDS} requests; ask for more with --requests")
+    text.append(f"the transformer's sequence: {counted(report['total_rows'], 'row')} (tokens): {kinds}")
+    if any(row["bare_diffusers"] is not None for row in report["tiers"]):
+        text.append("vs bare: time over bare diffusers, below 1 is faster")
     text += [f"note: {note}" for note in report["notes"]]
     return "\n".join(text)

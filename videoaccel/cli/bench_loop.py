@@ -22,6 +22,9 @@ from videoaccel.pipelines.request import Request
 from videoaccel.receipt import STAGES, Receipt
 from videoaccel.runner import run_request
 
+P95_NEEDS = 5
+"""Fewest requests that a 95th percentile is given of; of fewer it would be the slowest by another name."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Work:
@@ -91,6 +94,7 @@ def measure(
     measured = Measured()
     with tempfile.TemporaryDirectory(prefix="videoaccel-bench-") as folder:
         gate = threading.Lock()
+        stop = threading.Event()
 
         def one(index: int) -> Ended:
             out = Path(folder) / f"{index}.mp4"
@@ -101,6 +105,7 @@ def measure(
                 prompt_embeds=work.prompt_embeds,
                 decode="decode" in work.stages,
                 device_gate=gate,
+                cancel=stop.is_set,
             )
             out.unlink(missing_ok=True)
             return Ended(outcome.receipt, outcome.latency_s)
@@ -125,7 +130,7 @@ def measure(
                     say(f"bare diffusers: {bare:.2f} s")
             return measured
         start = time.perf_counter()
-        measured.ended = closed_loop(one, requests=requests, inflight=inflight, say=say)
+        measured.ended = closed_loop(one, requests=requests, inflight=inflight, say=say, stop=stop)
         measured.wall_s = time.perf_counter() - start
         for index in range(requests if compare else 0):
             sides = ("ours", "bare") if index % 2 == 0 else ("bare", "ours")
@@ -140,9 +145,18 @@ def measure(
 
 
 def closed_loop(
-    one: Callable[[int], Ended], *, requests: int, inflight: int, say: Callable[[str], None]
+    one: Callable[[int], Ended],
+    *,
+    requests: int,
+    inflight: int,
+    say: Callable[[str], None],
+    stop: threading.Event,
 ) -> list[Ended]:
-    """Keeps `inflight` requests in the system until `requests` have ended; the first error ends it."""
+    """Keeps `inflight` requests in the system until `requests` have ended.
+
+    The first error ends it, and so does Ctrl-C: either sets `stop`, which `one` should heed, and is raised
+    once no request runs any more.
+    """
     numbers: queue.SimpleQueue[int] = queue.SimpleQueue()
     for index in range(requests):
         numbers.put(index)
@@ -150,8 +164,14 @@ def closed_loop(
     errors: list[BaseException] = []
     count = itertools.count(1)
 
-    def client() -> None:
-        while not errors:
+    def client(done: threading.Event) -> None:
+        try:
+            serve()
+        finally:
+            done.set()
+
+    def serve() -> None:
+        while not stop.is_set():
             try:
                 index = numbers.get_nowait()
             except queue.Empty:
@@ -160,15 +180,26 @@ def closed_loop(
                 request = one(index)
             except BaseException as error:  # handed to the caller, whatever it is
                 errors.append(error)
+                stop.set()
                 return
             ended.append(request)
             say(f"request {next(count)}/{requests}: {request.latency_s:.2f} s")
 
-    clients = [threading.Thread(target=client, daemon=True) for _ in range(min(inflight, requests))]
-    for thread in clients:
-        thread.start()
-    for thread in clients:
-        thread.join()
+    # Waited for by events: a join that Ctrl-C breaks off takes its thread for ended (Python 3.11 and 3.12).
+    done = [threading.Event() for _ in range(min(inflight, requests))]
+    clients = [threading.Thread(target=client, args=(event,), daemon=True) for event in done]
+    try:
+        for thread in clients:
+            thread.start()
+        for event in done:
+            event.wait()
+    except KeyboardInterrupt:
+        # A thread still in torch when the interpreter ends aborts the process.
+        stop.set()
+        for thread, event in zip(clients, done, strict=True):
+            if thread.ident is not None:
+                event.wait()
+        raise
     if errors:
         raise errors[0]
     return ended
@@ -211,7 +242,7 @@ def row_of(
         "inflight": inflight,
         "latency_s": {
             "p50": float(np.percentile(latencies, 50)),
-            "p95": float(np.percentile(latencies, 95)),
+            "p95": float(np.percentile(latencies, 95)) if len(latencies) >= P95_NEEDS else None,
             "all": latencies,
         },
         "stage_s": {
