@@ -110,6 +110,7 @@ def test_yaml_from_a_file_and_an_empty_one(tmp_path: Path) -> None:
         ("tier: exact\ntier: turbo", "'tier' is given twice"),
         ("[tier]", "must be a mapping"),
         ("config.yaml", "a file is given as a Path"),
+        ("[" * 5000, "nested too deeply"),
         ("tier: [", "not valid YAML"),
         ("tier: !!python/name:os.system", "not valid YAML"),
     ],
@@ -132,6 +133,12 @@ def test_python_is_as_strict_as_yaml() -> None:
         AccelConfig("exact")  # type: ignore[misc]
     with pytest.raises(UserError, match="unknown key"):
         dataclasses.replace(AccelConfig(), cache=1)  # type: ignore[call-arg]
+
+
+def test_yaml_is_read_from_text_or_a_path_only() -> None:
+    for source in (None, {"tier": "exact"}, 3):
+        with pytest.raises(UserError, match=r"YAML text or a Path.*from_dict"):
+            AccelConfig.from_yaml(source)  # type: ignore[arg-type]
 
 
 def test_frozen_and_comparable() -> None:

@@ -15,6 +15,7 @@ import videoaccel
 from videoaccel.config import AccelConfig, Section, served_tiers
 from videoaccel.errors import UserError
 from videoaccel.install import accelerate
+from videoaccel.pipelines.request import Request
 from videoaccel.schema import strict
 
 
@@ -285,6 +286,31 @@ def test_a_section_whose_technique_is_missing_is_refused(build_wan: Callable[...
     with pytest.raises(TypeError, match="is not a Technique"):
         accelerate(pipe, Config(wrong=WrongSection()))
     assert snapshot(pipe) == before
+
+
+@pytest.mark.parametrize(
+    ("config", "line"),
+    [
+        ("exact", r"not str; give AccelConfig\(tier='exact'\)$"),
+        ("turbo", r"give AccelConfig\(tier='turbo'\)$"),
+        ("exat", r"give AccelConfig\(tier='exact'\)$"),
+        ({"tier": "exact"}, r"not dict; give AccelConfig\(tier='exact'\), or AccelConfig\.from_dict"),
+        (AccelConfig, "not type"),
+    ],
+)
+def test_a_config_of_another_kind_names_the_right_one(
+    build_wan: Callable[..., Any], config: Any, line: str
+) -> None:
+    pipe = build_wan()
+    before = snapshot(pipe)
+    with pytest.raises(UserError, match=line):
+        accelerate(pipe, config)
+    assert snapshot(pipe) == before
+    with accelerate(pipe) as handle:
+        with pytest.raises(UserError, match=line):
+            handle.run(Request(prompt="a boat"), config=config)
+        with pytest.raises(UserError, match=r"must be a Request, not str"):
+            handle.run("a boat")  # type: ignore[arg-type]
 
 
 def test_a_pipeline_of_no_family_is_refused() -> None:

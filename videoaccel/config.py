@@ -189,6 +189,11 @@ class AccelConfig:
             UserError: the file can't be read, the text is no mapping, a key is unknown or given twice,
                 or a value has the wrong type.
         """
+        if not isinstance(source, str | Path):
+            raise UserError(
+                f"a config is read from YAML text or a Path, not {type(source).__name__}; a mapping goes to "
+                "AccelConfig.from_dict"
+            )
         if isinstance(source, Path):
             try:
                 source = source.read_text(encoding="utf-8")
@@ -200,6 +205,10 @@ class AccelConfig:
             raise
         except (yaml.YAMLError, ValueError) as error:  # ValueError: an impossible date, and the like
             raise UserError(f"config is not valid YAML: {error}") from error
+        except RecursionError as error:
+            raise UserError(
+                "config is nested too deeply to be one; give a mapping such as 'tier: exact'"
+            ) from error
         if isinstance(values, str):
             raise UserError(
                 f"config {values!r} is no mapping such as 'tier: exact'; a file is given as a Path"

@@ -11,7 +11,7 @@ from typing import Any, Self
 
 import torch
 
-from videoaccel.config import AccelConfig, Section, check_tier
+from videoaccel.config import TIERS, AccelConfig, Section, check_tier
 from videoaccel.errors import UserError
 from videoaccel.pipelines.family import Family, family_of
 from videoaccel.pipelines.request import CancelFlag, Clip, OnProgress, Request
@@ -100,7 +100,12 @@ class Handle:
 
             What ends a request that had started carries its receipt: `videoaccel.receipt.receipt_of(error)`.
         """
-        config = self.config if config is None else config
+        config = self.config if config is None else _checked(config)
+        if not isinstance(request, Request):
+            raise UserError(
+                f"a request must be a Request, not {type(request).__name__}; give "
+                'Request(prompt="a red square"), say'
+            )
         if config is not self.config:
             self._check(config)
         with self._counted():
@@ -203,7 +208,7 @@ def accelerate(
         UserError: the tier is not in this version, nothing would spend the risk budget, no family serves the
             pipeline, or something is installed on it already.
     """
-    config = AccelConfig() if config is None else config
+    config = AccelConfig() if config is None else _checked(config)
     check_tier(config.tier)
     family = family_of(pipe)
     sections = config.sections()
@@ -234,6 +239,16 @@ def accelerate(
         # Reached the end: what was pushed so far now belongs to the handle instead of this block.
         handle._undo = undo.pop_all()
     return handle
+
+
+def _checked(config: object) -> AccelConfig:
+    if isinstance(config, AccelConfig):
+        return config
+    tier = config if isinstance(config, str) and config in TIERS else "exact"
+    made = f"AccelConfig(tier={tier!r})" + (
+        ", or AccelConfig.from_dict" if isinstance(config, Mapping) else ""
+    )
+    raise UserError(f"config must be an AccelConfig, not {type(config).__name__}; give {made}")
 
 
 def _check_spender(config: AccelConfig, techniques: Mapping[str, Technique]) -> None:

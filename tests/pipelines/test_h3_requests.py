@@ -79,10 +79,32 @@ def test_keyframe_sets_the_canvas_where_the_model_has_no_fixed_one(stock: Any) -
 NARROW = Image.new("RGB", (10, 90))
 SOUND = torch.zeros(2, 100)
 IMAGE = Reference(kind="image", image=picture(0))
+FRAMES = np.zeros((24, 64, 64, 3), np.uint8)
 BAD: list[tuple[dict[str, Any], str]] = [
     ({"prompt": "  "}, "prompt is empty"),
     ({"prompt": "word " * 300}, "at most 256; shorten"),
     ({"prompt": "a <|image_pad|> b"}, r"<\|image_pad\|>.*take it out"),
+    ({"prompt": 3}, "prompt must be text, got the int 3"),
+    ({"prompt": ["a", "b"]}, "prompt must be text, got the list"),
+    ({"prompt": "a \ud83d square"}, r"prompt holds '\\ud83d' \(number 3\).*take it out"),
+    ({"negative_prompt": "\udc00"}, "negative prompt holds"),
+    ({"first_frame": "x.png"}, r"first frame must be a PIL image.*videoaccel\.media\.read_image"),
+    ({"last_frame": np.zeros((64, 64, 3), np.uint8)}, "last frame must be a PIL image.*fromarray"),
+    ({"references": "x.png"}, "must be a tuple of Reference, got the str 'x.png'"),
+    ({"references": IMAGE}, "must be a tuple of Reference"),
+    ({"references": np.zeros((2, 64, 64, 3))}, "must be a tuple of Reference, got a ndarray"),
+    ({"references": ("x.png",)}, r"reference 1 must be a Reference.*media\.read_image"),
+    ({"references": (IMAGE, [picture(0)])}, "reference 2 must be a Reference"),
+    ({"references": (Reference(kind="image", image="x.png"),)}, r"image of reference 1.*read_image"),
+    ({"references": (Reference(kind="video", frames="x.mp4", fps=24),)}, r"NumPy array.*media\.read_video"),
+    (
+        {"references": (Reference(kind="video", frames=torch.zeros(24, 64, 64, 3).byte(), fps=24),)},
+        r"NumPy array, got a Tensor; call \.cpu\(\)\.numpy\(\)",
+    ),
+    ({"references": (Reference(kind="video", frames=FRAMES, fps="24"),)}, "fps of .* must be a number"),
+    ({"references": (IMAGE, Reference(kind="audio", audio=SOUND.numpy()))}, r"torch\.from_numpy"),
+    ({"references": (IMAGE, Reference(kind="audio", audio="a.wav"))}, r"media\.read_audio"),
+    ({"references": (IMAGE, Reference(kind="audio", audio=SOUND, sample_rate="x"))}, "set sample_rate"),
     ({"task": "t2v"}, "did you mean 't2va'"),
     ({"task": "fl2va"}, "--first-frame"),
     ({"task": "ref2va"}, "--reference"),

@@ -184,6 +184,8 @@ def test_broken_folders_get_one_line(folder: Path, what: str, line: str) -> None
         ({"task": "t2v"}, "did you mean 't2va'"),
         ({"device": "cuda:99"}, "try --device"),
         ({"device": "gpu"}, "try --device"),
+        ({"device": "meta"}, "'meta' holds no numbers to compute with; try --device"),
+        ({"device": ["cpu"]}, "try --device"),
     ],
 )
 def test_bad_arguments_get_one_line(arguments: dict[str, Any], line: str) -> None:

@@ -183,15 +183,41 @@ def test_what_is_not_finite_ends_the_request(tiny: Any, monkeypatch: pytest.Monk
             return {name: value * torch.nan for name, value in call.dense().items()}
 
     family = family_of(tiny)
-    with pytest.raises(RequestError, match="video latent is not finite after 3 forwards"):
+    with pytest.raises(RequestError, match=r"not finite after 3 forwards.*damaged.*float32"):
         family.generate(tiny, REQUESTS["t2va"], controllers={"test": Broken()})
     # Finite latents can still break a half-precision decoder.
     decode = type(tiny.vae).decode
     monkeypatch.setattr(
         type(tiny.vae), "decode", lambda *args, **kwargs: (decode(*args, **kwargs)[0] * torch.nan,)
     )
-    with pytest.raises(RequestError, match="decoded frames hold values that are not finite"):
+    with pytest.raises(RequestError, match=r"decoded frames hold .* not finite.*damaged"):
         family.generate(tiny, REQUESTS["t2va"])
+
+
+@pytest.mark.parametrize("build", ["h3", "wan"])
+def test_stages_run_in_order_and_once(tiny: Any, build_wan: Any, build: str) -> None:
+    if build == "h3":
+        run = family_of(tiny).start(tiny, REQUESTS["t2va"])
+    else:
+        pipe, embeds = build_wan(), torch.zeros(1, 512, 32)
+        request = Request(prompt="a boat", height=32, width=32, num_frames=5, steps=2, guidance=1.0)
+        run = family_of(pipe).start(pipe, request, prompt_embeds=embeds)
+    for early in (run.decode, run.denoise):
+        with pytest.raises(UserError, match=r"encode\(\) is next"):
+            early()
+    with pytest.raises(UserError, match="no latents yet"):
+        run.undecoded()
+    run.encode()
+    with pytest.raises(UserError, match=r"denoise\(\) is next, not encode\(\)"):
+        run.encode()
+    run.denoise()
+    latents = run.latents["video"].clone()
+    with pytest.raises(UserError, match=r"decode\(\) is next"):
+        run.denoise()
+    assert torch.equal(run.latents["video"], latents)
+    run.decode()
+    with pytest.raises(UserError, match=r"this run is over, not decode\(\)"):
+        run.decode()
 
 
 def test_progress_reports_every_stage_and_step_with_times(tiny: Any) -> None:

@@ -7,10 +7,13 @@ from collections.abc import Collection, Sequence
 from itertools import pairwise
 from typing import TypeGuard
 
+from PIL import Image
+
 from videoaccel.errors import UserError, unknown
-from videoaccel.pipelines.request import Request
+from videoaccel.pipelines.request import Reference, Request
 
 MAX_ASPECT = 4
+READ = "videoaccel.media.read_"
 MAX_STEPS = 1000
 
 
@@ -84,16 +87,55 @@ def check_aspect(what: str, width: int, height: int) -> None:
 
 
 def check_keyframes(request: Request) -> None:
-    """UserError for a first or last frame of a shape that no canvas has."""
+    """UserError for a first or last frame that is no image, or of a shape that no canvas has."""
     for name, image in (("first", request.first_frame), ("last", request.last_frame)):
         if image is not None:
-            check_aspect(f"the {name} frame", *image.size)
+            check_aspect(f"the {name} frame", *check_image(f"the {name} frame", image).size)
+
+
+def check_references(request: Request) -> None:
+    """UserError unless the references are a tuple or list of `Reference`."""
+    if not isinstance(request.references, tuple | list):
+        raise UserError(f"references must be a tuple of Reference, got {shown(request.references)}")
+    for number, reference in enumerate(request.references, start=1):
+        if not isinstance(reference, Reference):
+            raise UserError(
+                f"reference {number} must be a Reference, got {shown(reference)}; "
+                f'give Reference(kind="image", image={READ}image(path)), say'
+            )
+
+
+def check_image(what: str, image: object) -> Image.Image:
+    """A decoded image; UserError for a path, an array or anything else."""
+    if not isinstance(image, Image.Image):
+        fix = "wrap it in PIL.Image.fromarray" if hasattr(image, "shape") else f"read it with {READ}image"
+        raise UserError(f"{what} must be a PIL image, got {shown(image)}; {fix}")
+    return image
 
 
 def check_has_prompt(request: Request) -> None:
-    """UserError for a prompt without words."""
-    if not isinstance(request.prompt, str) or not request.prompt.strip():
+    """UserError for a prompt without words, or one that is no text."""
+    for name, text in (("prompt", request.prompt), ("negative prompt", request.negative_prompt)):
+        if text is None and name == "negative prompt":
+            continue
+        if not isinstance(text, str):
+            raise UserError(f"the {name} must be text, got {shown(text)}; a request takes one str")
+        try:
+            text.encode("utf-8")
+        except UnicodeEncodeError as error:
+            # Half of a UTF-16 pair, as a cut or wrongly decoded text has it.
+            raise UserError(
+                f"the {name} holds {text[error.start]!a} (number {error.start + 1}), which is no character; "
+                "take it out, or decode the text as UTF-8"
+            ) from error
+    if not request.prompt.strip():
         raise UserError("the prompt is empty; describe the clip in a sentence")
+
+
+def shown(value: object) -> str:
+    """A value of the wrong kind, short enough for one line."""
+    words = repr(value)
+    return f"the {type(value).__name__} {words}" if len(words) <= 60 else f"a {type(value).__name__}"
 
 
 def check_shift(request: Request, streams: Collection[str]) -> dict[str, float]:

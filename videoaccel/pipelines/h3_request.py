@@ -14,16 +14,21 @@ import torch
 from videoaccel.errors import UserError, unknown
 from videoaccel.media import resample
 from videoaccel.pipelines.checks import (
+    READ,
     check_aspect,
     check_canvas,
     check_has_prompt,
+    check_image,
     check_keyframes,
     check_num_frames,
     check_number,
+    check_references,
     check_seed,
     check_shift,
     check_sigmas,
     check_steps,
+    is_whole,
+    shown,
     steps_asked,
 )
 from videoaccel.pipelines.facts import ModelFacts
@@ -97,6 +102,7 @@ Forwards = Callable[[int, Mapping[str, float], Mapping[str, tuple[float, ...]]],
 
 def resolve(pipe: Any, request: Request, forwards: Forwards) -> Plan:
     """See `Family.resolve`."""
+    check_references(request)
     task = task_of(request)
     notes: list[str] = []
     _check_prompt(pipe, request)
@@ -165,15 +171,23 @@ def _check_media(pipe: Any, request: Request) -> None:
         if reference.kind == "image":
             if reference.image is None:
                 raise UserError(f"{what} holds no image; decode the file first")
-            check_aspect(what, *reference.image.size)
+            check_aspect(what, *check_image(f"the image of {what}", reference.image).size)
         elif reference.kind == "video":
+            if reference.frames is not None and not isinstance(reference.frames, np.ndarray):
+                tensor = isinstance(reference.frames, torch.Tensor)
+                fix = "call .cpu().numpy() on it" if tensor else f"read it with {READ}video"
+                raise UserError(
+                    f"the frames of {what} must be a NumPy array, got {shown(reference.frames)}; {fix}"
+                )
             if reference.frames is None or reference.frames.ndim != 4 or reference.frames.shape[-1] != 3:
                 raise UserError(f"{what} must hold (T, H, W, 3) frames; decode the file first")
             if reference.frames.dtype != np.uint8:
                 raise UserError(
                     f"{what} must hold uint8 frames, not {reference.frames.dtype}; scale to 0-255"
                 )
-            if reference.fps is None or not 0 < reference.fps < math.inf:
+            if reference.fps is None:
+                raise UserError(f"{what} needs its frame rate; set fps")
+            if check_number(f"the fps of {what}", reference.fps, "try 24") <= 0:
                 raise UserError(f"{what} needs its frame rate; set fps, got {reference.fps}")
             check_aspect(what, reference.frames.shape[2], reference.frames.shape[1])
             # The text encoder reads two frames a second and merges them in pairs: one pair at least.
@@ -186,13 +200,16 @@ def _check_media(pipe: Any, request: Request) -> None:
 
 
 def _check_sound(what: str, audio: torch.Tensor, rate: int | None) -> None:
+    if not isinstance(audio, torch.Tensor):
+        fix = "pass it through torch.from_numpy" if isinstance(audio, np.ndarray) else f"see {READ}audio"
+        raise UserError(f"the sound of {what} must be a tensor, got {shown(audio)}; {fix}")
     shape = tuple(audio.shape)
     if len(shape) != 2 or shape[0] not in (1, 2) or not shape[1]:
         raise UserError(f"the sound of {what} must be (1 or 2 channels, samples), got {shape}")
     if not audio.is_floating_point() or not bool(torch.isfinite(audio).all()):
         raise UserError(f"the sound of {what} must be finite floats in [-1, 1], not {audio.dtype}; scale it")
-    if rate is not None and rate < 1:
-        raise UserError(f"the sound of {what} needs its sample rate, got {rate}; set sample_rate")
+    if rate is not None and (not is_whole(rate) or rate < 1):
+        raise UserError(f"the sound of {what} needs its sample rate, got {rate!r}; set sample_rate")
 
 
 def resampled(pipe: Any, reference: Reference) -> Reference:

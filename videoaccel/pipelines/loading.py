@@ -130,8 +130,13 @@ def check_device(device: str | torch.device | None) -> torch.device:
     try:
         place = torch.device(device)
         torch.empty(0, device=place)
-    except (RuntimeError, AssertionError) as error:
+    except (RuntimeError, AssertionError, TypeError, NotImplementedError) as error:
         raise UserError(f"device {device!r} cannot be used here; try --device {default_device()}") from error
+    # Others exist to torch and compute nothing: `meta` has shapes only.
+    if place.type not in ("cpu", default_device().type):
+        raise UserError(
+            f"device {str(device)!r} holds no numbers to compute with; try --device {default_device()}"
+        )
     return place
 
 

@@ -23,6 +23,7 @@ from videoaccel.pipelines.h3_layout import Condition, h3_layout
 from videoaccel.pipelines.h3_request import STREAMS, TASKS, canvas_for, facts_of, resampled, resolve
 from videoaccel.pipelines.layout import Layout
 from videoaccel.pipelines.request import (
+    NOT_FINITE,
     CancelFlag,
     Clip,
     OnProgress,
@@ -212,6 +213,7 @@ class MiniMaxH3Run(Run):
 
     @torch.no_grad()
     def encode(self) -> None:
+        self._enter("encode")
         self._synchronise()
         start = time.perf_counter()
         for name, block in self._blocks.items():
@@ -239,6 +241,7 @@ class MiniMaxH3Run(Run):
         cancel: CancelFlag | None = None,
         controllers: Mapping[str, Controller] = NO_CONTROLLERS,
     ) -> None:
+        self._enter("denoise")
         self.controllers = controllers
         loop = _loop(self._blocks)[1]
         state = loop.get_block_state(self._state)
@@ -299,6 +302,7 @@ class MiniMaxH3Run(Run):
 
     @torch.no_grad()
     def decode(self) -> Clip:
+        self._enter("decode")
         self._synchronise()
         start = time.perf_counter()
         for block in (block for name, block in self._blocks.items() if name.startswith("decode")):
@@ -308,7 +312,9 @@ class MiniMaxH3Run(Run):
         self._state.set("videos", None)
         audio = self._state.get("audio")[0].float().cpu().numpy()
         if not np.isfinite(audio).all():
-            raise RequestError("the decoded sound holds values that are not finite; no clip was made")
+            raise RequestError(
+                f"the decoded sound holds values that are not finite; no clip was made: {NOT_FINITE}"
+            )
         self._synchronise()
         self.timings.decode_s = time.perf_counter() - start
         return self._clip(frames, audio, int(self._state.get("sampling_rate")))

@@ -21,6 +21,11 @@ if TYPE_CHECKING:
 Streams = dict[str, "torch.Tensor"]
 """One tensor a generated stream: `"video"` always, `"audio"` where the family makes sound."""
 
+NOT_FINITE = (
+    "the checkpoint may be damaged, or the precision too low: download it again, or load it in float32"
+)
+"""What most likely is wrong where a model answers NaN or infinity, and what to do."""
+
 Stage = Literal["encode", "denoise", "decode"]
 
 
@@ -253,4 +258,4 @@ def finished_frames(frames: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
     try:
         return np.stack([to_uint8(frame) for frame in frames])
     except ValueError as error:
-        raise RequestError(f"the decoded {error}; no clip was made") from error
+        raise RequestError(f"the decoded {error}; no clip was made: {NOT_FINITE}") from error

@@ -13,10 +13,11 @@ from typing import Any
 import numpy as np
 import torch
 
-from videoaccel.errors import RequestError
+from videoaccel.errors import RequestError, UserError
 from videoaccel.forward import Controller, ForwardCall, Kind, answer
 from videoaccel.pipelines.layout import Layout
 from videoaccel.pipelines.request import (
+    NOT_FINITE,
     CancelFlag,
     Cancelled,
     Clip,
@@ -41,15 +42,16 @@ def is_out_of_memory(error: BaseException) -> bool:
     return isinstance(error, RuntimeError) and any(words in str(error) for words in _OUT_OF_MEMORY)
 
 
+_STAGES: tuple[Stage, ...] = ("encode", "denoise", "decode")
 NO_CONTROLLERS: Mapping[str, Controller] = types.MappingProxyType({})
 
 
 class Run(ABC):
     """One request in progress: all of its state, made at its start and dropped at its end.
 
-    The stages run in order, each once: `encode`, `denoise`, `decode`. Nothing is stored on the pipeline, its
-    modules or its schedulers, so a run that raises or is cancelled leaves nothing behind, and two runs can
-    share one pipeline, from two threads as well.
+    The stages run in order, each once: `encode`, `denoise`, `decode`; any other order is a `UserError`.
+    Nothing is stored on the pipeline, its modules or its schedulers, so a run that raises or is cancelled
+    leaves nothing behind, and two runs can share one pipeline, from two threads as well.
 
     Attributes:
         pipe: the pipeline.
@@ -74,6 +76,7 @@ class Run(ABC):
         self.timings = Timings()
         self.forwards: Counter[str] = Counter()
         self.controllers = NO_CONTROLLERS
+        self._begun = 0
         self._started = time.perf_counter()
 
     @property
@@ -120,7 +123,13 @@ class Run(ABC):
         """Latents to frames and sound."""
 
     def undecoded(self) -> Clip:
-        """The clip as latents alone: no frames, `(0, H, W, 3)`, and no sound. After `denoise`."""
+        """The clip as latents alone: no frames, `(0, H, W, 3)`, and no sound. After `denoise`.
+
+        Raises:
+            UserError: nothing was denoised yet.
+        """
+        if self._begun < _STAGES.index("decode"):
+            raise UserError("there are no latents yet; run encode() and denoise() first")
         frames = np.empty((0, self.plan.height, self.plan.width, 3), np.uint8)
         return self._clip(frames, None, None)
 
@@ -160,7 +169,8 @@ class Run(ABC):
         for stream, latent in self.latents.items():
             if not bool(torch.isfinite(latent).all()):
                 raise RequestError(
-                    f"the {stream} latent is not finite after {len(self.steps)} forwards; no clip was made"
+                    f"the {stream} latent is not finite after {len(self.steps)} forwards; no clip was made: "
+                    f"{NOT_FINITE}"
                 )
 
     def make_clip(self, *, on_progress: OnProgress | None = None, cancel: CancelFlag | None = None) -> Clip:
@@ -175,6 +185,16 @@ class Run(ABC):
         clip = self.decode()
         self._tell(on_progress, "decode", 1, 1)
         return clip
+
+    def _enter(self, stage: Stage) -> None:
+        """What every stage begins with: UserError where it is not this stage's turn."""
+        if _STAGES.index(stage) != self._begun:
+            due = f"{_STAGES[self._begun]}() is next" if self._begun < len(_STAGES) else "this run is over"
+            raise UserError(
+                f"a run's stages are encode, denoise and decode, in this order and each once: {due}, not "
+                f"{stage}(); for another clip call Family.start again"
+            )
+        self._begun += 1
 
     def _ask(self, branch: str, latents: Streams, run_model: Callable[[], Streams]) -> Streams:
         """The velocity of the forward at hand: from the controllers, or from `run_model` without any."""

@@ -169,6 +169,7 @@ class WanRun(Run):
 
     @torch.no_grad()
     def encode(self) -> None:
+        self._enter("encode")
         self._synchronise()
         start = time.perf_counter()
         view, request, plan = self._view, self.request, self.plan
@@ -218,6 +219,7 @@ class WanRun(Run):
         cancel: CancelFlag | None = None,
         controllers: Mapping[str, Controller] = NO_CONTROLLERS,
     ) -> None:
+        self._enter("denoise")
         self._check(cancel)
         self.controllers = controllers
         view = looped(self._view, ("transformer", "transformer_2"), self._forward)
@@ -280,6 +282,7 @@ class WanRun(Run):
 
     @torch.no_grad()
     def decode(self) -> Clip:
+        self._enter("decode")
         self._synchronise()
         start = time.perf_counter()
         view = self._view

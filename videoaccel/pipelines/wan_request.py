@@ -12,6 +12,7 @@ from videoaccel.pipelines.checks import (
     check_keyframes,
     check_num_frames,
     check_number,
+    check_references,
     check_seed,
     check_shift,
     check_sigmas,
@@ -30,6 +31,7 @@ MAX_PIXELS = 4 * 1280 * 720
 
 def resolve(pipe: Any, request: Request, text_rows: int) -> Plan:
     """See `Family.resolve`; `text_rows` is the longest prompt in tokens."""
+    check_references(request)
     task = request.task or ("i2v" if request.first_frame is not None else "t2v")
     experts(pipe, task)
     if request.references:
