@@ -23,6 +23,7 @@ from videoaccel.cli.inputs import (
 from videoaccel.cli.progress import ProgressReport
 from videoaccel.cli.values import filled
 from videoaccel.config import AccelConfig
+from videoaccel.errors import UserError
 from videoaccel.media import check_writable
 
 DEFAULT_MODEL = "tiny-h3"
@@ -97,7 +98,10 @@ def run(args: argparse.Namespace) -> int:
             )
     receipt = outcome.receipt
     if args.receipt:
-        receipt.save(args.receipt)
+        try:
+            receipt.save(args.receipt)
+        except UserError as error:
+            raise UserError(f"{error} (the clip is written: {out})") from error
     if args.json:
         made = {
             "output": str(out),

@@ -34,7 +34,7 @@ def resample(samples: npt.NDArray[Any], rate: int, target: int) -> Float32:
     blocks = [block.to_ndarray() for part in (frame, None) for block in resampler.resample(part)]
     length = round(same.shape[1] * target / rate)
     if not blocks or length == 0:
-        raise UserError(f"a sound of {same.shape[1]} samples at {rate} Hz is too short; give a longer one")
+        raise UserError(f"a sound of {same.shape[1] / rate:.2g} s is too short; give a longer one")
     out = np.zeros((len(same), length), np.float32)
     found = np.concatenate(blocks, axis=1)[:, :length]
     out[:, : found.shape[1]] = found
