@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -57,6 +58,10 @@ def load_model(
     Raises:
         UserError: it can't be read, or its weights are not those of its config.
     """
+    # It lists every name, in pages, of what is told in one line below.
+    log = logging.getLogger("diffusers.models.modeling_utils")
+    before = log.level
+    log.setLevel(logging.ERROR)
     try:
         model, info = kind.from_pretrained(
             source, dtype=dtype, output_loading_info=True, local_files_only=place.hub_id is None, **options
@@ -67,6 +72,8 @@ def load_model(
                 f"component {name} of {place.folder} does not fit in memory; use a larger machine"
             ) from error
         raise unreadable(place, name, error) from error
+    finally:
+        log.setLevel(before)
     # Both libraries warn here and go on: weights left out, or made up, would serve another model.
     for key, what in (
         ("missing_keys", "lack"),
