@@ -219,7 +219,7 @@ def bench(pipe: Any, target: Target, request: Request, args: argparse.Namespace,
     notes += first["notes"]
     return {
         "model": target.model,
-        "weights": target.weights,
+        "weights": first["weights"],
         "task": first["task"],
         "canvas": f"{first['width']}x{first['height']}",
         "frames": first["frames"],
