@@ -5,7 +5,9 @@ each sample has its own timesteps, and a batch shares one layout (same task, can
 tests/training/test_forward.py holds both against the stock forward.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -39,6 +41,29 @@ class Layout:
     @property
     def rows(self) -> int:
         return len(self.position_ids)
+
+
+def presentation(tokenizer: Any, tokens: Sequence[int]) -> tuple[list[int], list[int]]:
+    """What H3 puts in front of a prompt: a label and a vision block for each picture.
+
+    Args:
+        tokenizer: the text encoder's.
+        tokens: vision tokens of each picture, in order.
+
+    Returns:
+        Token ids, and the modality tag of each.
+    """
+    start, pad, end = (
+        tokenizer.convert_tokens_to_ids(f"<|{name}|>") for name in ("vision_start", "image_pad", "vision_end")
+    )
+    ids: list[int] = []
+    tags: list[int] = []
+    for number, count in enumerate(tokens, 1):
+        label = tokenizer(f"<Picture {number}>: ", add_special_tokens=False)["input_ids"]
+        block = [start] + [pad] * count + [end]
+        ids += label + block
+        tags += [TEXT_TAG] * len(label) + [VIDEO_TAG] * len(block)
+    return ids, tags
 
 
 def make_layout(

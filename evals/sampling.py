@@ -29,6 +29,7 @@ from evals.batched import (
     Layout,
     block_forward,
     make_layout,
+    presentation,
     text_forward,
     transformer_forward,
 )
@@ -97,17 +98,7 @@ class Sampler:
         elif task == "fl2va":
             clip = render(build_scene([spec], size))[0]
             images = [clip[0 if anchor == "first" else -1].numpy() for anchor in anchors]
-        ids: list[int] = []
-        tags: list[int] = []
-        for number, image in enumerate(images, 1):
-            label = tokenizer(f"<Picture {number}>: ", add_special_tokens=False)["input_ids"]
-            start, pad, end = (
-                tokenizer.convert_tokens_to_ids(f"<|{n}|>")
-                for n in ("vision_start", "image_pad", "vision_end")
-            )
-            block = [start] + [pad] * (image.shape[0] // 32 * (image.shape[1] // 32)) + [end]
-            ids += label + block
-            tags += [TEXT_TAG] * len(label) + [VIDEO_TAG] * len(block)
+        ids, tags = presentation(tokenizer, [i.shape[0] // 32 * (i.shape[1] // 32) for i in images])
         prompt = spec.reference_prompt() if task == "ref2va" else spec.caption()
         words = tokenizer(prompt, add_special_tokens=False)["input_ids"]
         return _Request(spec, seed, ids + words, tags + [TEXT_TAG] * len(words), images)

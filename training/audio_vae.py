@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from diffusers import AutoencoderKLMiniMaxH3Audio
 
 from training.audio_start import principal_code, start_from
-from training.common import Budget, Log, descend, draw_specs, save_half, set_cosine_rate, sounds
+from training.common import Budget, Log, cosine, descend, draw_specs, save_half, scale_rates, sounds
 from training.skeleton import AUDIO_VAE
 
 HOP = 800
@@ -83,7 +83,7 @@ def main() -> None:
         starts = HOP * torch.randint(latest, (arguments.batch,), device=device)
         batch = waves[rows[:, None], starts[:, None] + torch.arange(arguments.segment, device=device)]
         share = (budget.share - begin) / (1 - begin)
-        set_cosine_rate([optimizer], arguments.lr, step, share)
+        scale_rates([optimizer], cosine(step, share))
         posterior = vae.encode(batch[:, None]).latent_dist
         logs = (posterior.logs - 2.0).clamp(-7, 1)
         latents = posterior.mean + logs.exp() * torch.randn_like(logs)

@@ -5,7 +5,14 @@ from dataclasses import dataclass
 import torch
 from transformers import Qwen2Tokenizer
 
-from evals.batched import TEXT_TAG, VIDEO_TAG, Layout, make_layout, text_forward, transformer_forward
+from evals.batched import (
+    TEXT_TAG,
+    Layout,
+    make_layout,
+    presentation,
+    text_forward,
+    transformer_forward,
+)
 from training.latents import Latents, Prompts, tokenise
 from training.skeleton import TEXT_LAYER
 
@@ -36,29 +43,15 @@ class Batcher:
         self.data, self.device = data, data.video.device
         self.captions = tokenise(tokenizer, [spec.caption() for spec in data.specs], self.device)
         self.references = tokenise(tokenizer, [spec.reference_prompt() for spec in data.specs], self.device)
-        self.vision = [
-            tokenizer.convert_tokens_to_ids(f"<|{name}|>")
-            for name in ("vision_start", "image_pad", "vision_end")
-        ]
-        self.labels = [tokenizer(f"<Picture {n}>: ", add_special_tokens=False)["input_ids"] for n in (1, 2)]
+        self.tokenizer = tokenizer
         self.blank = tokenizer.convert_tokens_to_ids("<|endoftext|>")
         self.layouts: dict[tuple[str, int, tuple[str, ...]], tuple[Layout, list[int]]] = {}
-
-    def _presentation(self, pictures: int, tokens_each: int) -> tuple[list[int], list[int]]:
-        ids: list[int] = []
-        tags: list[int] = []
-        for n in range(pictures):
-            start, pad, end = self.vision
-            block = [start] + [pad] * tokens_each + [end]
-            ids += self.labels[n] + block
-            tags += [TEXT_TAG] * len(self.labels[n]) + [VIDEO_TAG] * len(block)
-        return ids, tags
 
     def _layout(self, task: str, length: int, anchors: tuple[str, ...]) -> tuple[Layout, list[int]]:
         key = (task, length, anchors)
         if key not in self.layouts:
             count, tokens = {"t2va": (0, 0), "ref2va": (1, 4), "fl2va": (len(anchors), 16)}[task]
-            ids, tags = self._presentation(count, tokens)
+            ids, tags = presentation(self.tokenizer, [tokens] * count)
             layout = make_layout(
                 torch.tensor(tags + [TEXT_TAG] * length),
                 self.data.latent_frames,

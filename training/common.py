@@ -93,14 +93,15 @@ class Budget:
             raise SystemExit("no step ran: the data took all of --seconds; give more, or fewer clips")
 
 
-def set_cosine_rate(
-    optimizers: list[torch.optim.Optimizer], lr: float, step: int, share: float, warm: int = 150
-) -> float:
-    """Linear warm-up, then a cosine over the run's `share` down to 2 %. Returns the rate."""
-    rate = lr * min(1.0, (step + 1) / warm) * (0.02 + 0.98 * 0.5 * (1 + math.cos(math.pi * share)))
+def scale_rates(optimizers: list[torch.optim.Optimizer], factor: float) -> None:
+    """Set each learning rate to `factor` times the one that its optimiser was made with."""
     for group in (group for optimizer in optimizers for group in optimizer.param_groups):
-        group["lr"] = rate
-    return rate
+        group["lr"] = group.setdefault("initial_lr", group["lr"]) * factor
+
+
+def cosine(step: int, share: float, warm: int = 150) -> float:
+    """Rate factor: linear warm-up, then a cosine over the run's `share` down to 2 %."""
+    return min(1.0, (step + 1) / warm) * (0.02 + 0.98 * 0.5 * (1 + math.cos(math.pi * share)))
 
 
 class Log:
@@ -133,8 +134,6 @@ def mixed_optimizers(
         optimizers.append(
             torch.optim.Muon(matrices, lr=lr, weight_decay=0.01, adjust_lr_fn="match_rms_adamw")
         )
-    for group in (group for optimizer in optimizers for group in optimizer.param_groups):
-        group["initial_lr"] = lr
     return optimizers
 
 

@@ -3,14 +3,14 @@
     python -m training.dit train --seconds 480 --codec DIR --out DIR [--resume DIR] [--optimizers adamw,muon]
     python -m training.dit distill --seconds 240 --codec DIR --resume DIR --out DIR --guidance 4
 
-Both write `transformer.safetensors` and `text_encoder.safetensors` (the averaged weights) and a log.
+Both write the averaged weights of `transformer` and `text_encoder` (see common.save_half) and a log.
 """
 
 import argparse
 import copy
 import json
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import torch
@@ -18,7 +18,7 @@ from diffusers import AutoencoderKLMiniMaxH3, AutoencoderKLMiniMaxH3Audio
 
 from evals.batched import block_forward
 from training.batches import TASKS, Batch, Batcher, add_noise, blank_prompts, draw_sigmas, predict
-from training.common import Budget, Log, descend, load_half, mixed_optimizers, save_half
+from training.common import Budget, Log, descend, load_half, mixed_optimizers, save_half, scale_rates
 from training.latents import Codec, build_latents
 from training.skeleton import AUDIO_VAE, VIDEO_VAE, build_models, build_tokenizer
 
@@ -93,16 +93,18 @@ def draw_batch(batchers: dict[int, Batcher], size: int, chooser: torch.Generator
     return batchers[lengths[-1] if long else lengths[0]].draw(task, size // 3 if long else size, anchors)
 
 
+def stream_errors(got: Sequence[torch.Tensor], want: Sequence[torch.Tensor]) -> dict[str, torch.Tensor]:
+    """Mean squared velocity error of the video and of the audio stream."""
+    return {name: (a - b).pow(2).mean() for name, a, b in zip(("video", "audio"), got, want, strict=True)}
+
+
 def flow_loss(networks, batch: Batch, blank: int, block_fn: Callable) -> dict[str, torch.Tensor]:
     """Mean squared velocity error per stream, with prompts dropped at random."""
     sigmas = draw_sigmas(len(batch.video), batch.video.device)
     noisy = add_noise(batch, sigmas)
     dropped = torch.rand(len(batch.video), device=batch.video.device) < DROP_SHARE
     video, audio = predict(networks, batch, blank_prompts(batch, dropped, blank), noisy, block_fn)
-    return {
-        "video": (video - noisy.video_target).pow(2).mean(),
-        "audio": (audio - noisy.audio_target).pow(2).mean(),
-    }
+    return stream_errors((video, audio), (noisy.video_target, noisy.audio_target))
 
 
 def guided_loss(
@@ -118,7 +120,7 @@ def guided_loss(
             b + g * (a - b) for a, b, g in zip(with_text, without, (guidance, audio_guidance), strict=True)
         ]
     video, audio = predict(networks, batch, batch.token_ids, noisy, block_fn)
-    return {"video": (video - targets[0]).pow(2).mean(), "audio": (audio - targets[1]).pow(2).mean()}
+    return stream_errors((video, audio), targets)
 
 
 @torch.no_grad()
@@ -133,8 +135,9 @@ def validate(networks, batcher: Batcher, blank: int, amp: bool) -> dict[str, flo
         noisy = add_noise(batch, draw_sigmas(64, device))
         with torch.autocast(device.type, torch.bfloat16, enabled=amp):
             video, audio = predict(networks, batch, batch.token_ids, noisy, block_forward)
-        rows["video"].append(float((video - noisy.video_target).pow(2).mean()))
-        rows["audio"].append(float((audio - noisy.audio_target).pow(2).mean()))
+        errors = stream_errors((video, audio), (noisy.video_target, noisy.audio_target))
+        for name, error in errors.items():
+            rows[name].append(float(error))
     torch.set_rng_state(state[0])
     if state[1] is not None:
         torch.cuda.set_rng_state(state[1])
@@ -218,8 +221,7 @@ def main() -> None:
             batch = draw_batch(batchers, arguments.batch, chooser)
             with torch.autocast(device.type, torch.bfloat16, enabled=amp):
                 parts = losses(networks, batch)
-            for group in (group for optimizer in optimizers for group in optimizer.param_groups):
-                group["lr"] = group["initial_lr"] * factor
+            scale_rates(optimizers, factor)
             norm = descend(parts["video"] + AUDIO_WEIGHT * parts["audio"], parameters, optimizers)
             average.update(networks)
             if step % 100 == 0:

@@ -6,12 +6,15 @@ from dataclasses import dataclass
 import torch
 from diffusers import AutoencoderKLMiniMaxH3, AutoencoderKLMiniMaxH3Audio
 from diffusers.modular_pipelines.minimax_h3.before_denoise import patchify_video_latents
+from diffusers.modular_pipelines.minimax_h3.modular_pipeline import (
+    audio_latent_num_frames,
+    video_latent_num_frames,
+)
 from transformers import Qwen2Tokenizer
 
 from evals.batched import PATCH
 from evals.pixels import normalise
-from evals.world.render import SAMPLE_RATE
-from evals.world.spec import FPS, ClipSpec, reference_still
+from evals.world.spec import ClipSpec, reference_still
 from training.common import draw, draw_specs, scenes, sounds
 from training.skeleton import REFERENCE_EDGE
 from training.video_vae import encode_moments
@@ -22,11 +25,11 @@ class Latents:
     """N clips of one length. Rows are normalised, float16."""
 
     specs: list[ClipSpec]
-    video: torch.Tensor  # (N, T * 64, 64)
-    audio: torch.Tensor  # (N, 2 * A, 16)
-    reference: torch.Tensor  # (N, 16, 64): the still of the first object
+    video: torch.Tensor  # (N, T * 64, 4 C)
+    audio: torch.Tensor  # (N, 2 * A, audio C)
+    reference: torch.Tensor  # (N, 16, 4 C): the still of the first object
     stills: torch.Tensor  # (N, 64, 64, 3) uint8
-    ends: torch.Tensor  # (N, 2, 64, 64): first and last frame, each encoded alone
+    ends: torch.Tensor  # (N, 2, 64, 4 C): first and last frame, each encoded alone
     end_images: torch.Tensor  # (N, 2, 128, 128, 3) uint8
     frames: int
     latent_frames: int
@@ -52,7 +55,7 @@ class Codec:
 
     @torch.no_grad()
     def encode_video(self, frames: torch.Tensor) -> torch.Tensor:
-        """uint8 `(B, T, H, W, 3)` to normalised rows `(B, T' * h * w, 64)`."""
+        """uint8 `(B, T, H, W, 3)` to normalised rows `(B, T' * h * w, 4 C)`."""
         pixels = normalise(frames)
         with torch.autocast(frames.device.type, torch.bfloat16, enabled=frames.is_cuda):
             moments = encode_moments(self.vae, pixels).float()
@@ -64,16 +67,11 @@ class Codec:
 
     @torch.no_grad()
     def encode_audio(self, waves: torch.Tensor) -> torch.Tensor:
-        """`(B, 2, N)` to normalised channel-major rows `(B, 2 * A, 16)`."""
+        """`(B, 2, N)` to normalised channel-major rows `(B, 2 * A, audio C)`."""
         latents = self.audio_vae.encode(waves.flatten(0, 1)[:, None]).latent_dist.mode()
         offset, scale = self._scale(self.audio_vae, waves.device, 1)
         rows = ((latents - offset) / scale).transpose(1, 2)
         return rows.reshape(len(waves), -1, rows.shape[-1]).half()
-
-
-def audio_count(frames: int) -> int:
-    """Audio latents per channel of a clip."""
-    return round(frames / FPS * 40)
 
 
 def build_latents(
@@ -81,7 +79,8 @@ def build_latents(
 ) -> Latents:
     """Draw, render and encode training clips from consecutive seeds."""
     specs = draw_specs(start, count, frames)
-    samples = audio_count(frames) * 800
+    audio_latents = audio_latent_num_frames(frames)
+    samples = audio_latents * codec.audio_vae.hop_length
     video, audio, ends, images, stills, references = [], [], [], [], [], []
     clips, poses = scenes(specs, batch), scenes([reference_still(spec) for spec in specs], batch)
     for i, scene, pose in zip(range(0, count, batch), clips, poses, strict=True):
@@ -104,8 +103,8 @@ def build_latents(
         ends=torch.cat(ends),
         end_images=torch.cat(images),
         frames=frames,
-        latent_frames=(frames - 5) // 17 * 5 + 2,
-        audio_latents=audio_count(frames),
+        latent_frames=video_latent_num_frames(frames, 17, 5),
+        audio_latents=audio_latents,
     )
 
 
@@ -130,6 +129,3 @@ def tokenise(tokenizer: Qwen2Tokenizer, texts: list[str], device: torch.device) 
         clips=[torch.tensor([index for index, _ in bucket], device=device) for bucket in ordered],
         weights=torch.tensor([float(len(bucket)) for bucket in ordered]),
     )
-
-
-__all__ = ["SAMPLE_RATE", "Codec", "Latents", "Prompts", "audio_count", "build_latents", "tokenise"]

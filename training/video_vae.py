@@ -20,13 +20,14 @@ from evals.pixels import PIXEL_MEAN, PIXEL_STD, denormalise, normalise
 from training.common import (
     Budget,
     Log,
+    cosine,
     descend,
     draw_specs,
     load_half,
     mixed_optimizers,
     pictures,
     save_half,
-    set_cosine_rate,
+    scale_rates,
 )
 from training.fast_encoder import encode_chunk
 from training.skeleton import VIDEO_VAE
@@ -153,12 +154,18 @@ def main() -> None:
         rows = order[cursor : cursor + arguments.batch]
         cursor += arguments.batch
         share = (budget.share - begin) / (1 - begin)
-        rate = set_cosine_rate(optimizers, arguments.lr, step, share)
+        factor = cosine(step, share)
+        scale_rates(optimizers, factor)
         with torch.autocast(device.type, torch.bfloat16, enabled=device.type == "cuda"):
             loss, parts = loss_of(vae, normalise(frames[rows]), None if moments is None else moments[rows])
         norm = descend(loss, parameters, optimizers)
         if step % 100 == 0:
-            log(step=step, lr=rate, grad=float(norm), **{k: float(v) for k, v in parts.items()})
+            log(
+                step=step,
+                lr=arguments.lr * factor,
+                grad=float(norm),
+                **{k: float(v) for k, v in parts.items()},
+            )
     with torch.autocast(device.type, torch.bfloat16, enabled=device.type == "cuda"):
         result = evaluate(vae, test)
     if arguments.decoder_only:
