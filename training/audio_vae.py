@@ -73,7 +73,7 @@ def main() -> None:
     optimizer = torch.optim.AdamW(
         vae.parameters(), lr=arguments.lr, betas=(0.8, 0.98), weight_decay=0.0, fused=device.type == "cuda"
     )
-    begin = budget.share
+    begin = budget.tick()
     for step in budget.steps():
         rows = torch.randint(len(waves), (arguments.batch,), device=device)
         count = round(arguments.loud_share * arguments.batch)

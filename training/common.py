@@ -14,6 +14,7 @@ import torch
 
 from evals.world.render import render, scene_arrays, scene_of, soundtracks
 from evals.world.spec import SIZE, ClipSpec, draw_clip
+from training.parallel import Ranks
 
 
 def workers() -> int:
@@ -72,21 +73,24 @@ def pictures(specs: list[ClipSpec], device: torch.device, batch: int = 192, size
 class Budget:
     """A wall-clock budget in seconds, as a progress share in [0, 1]."""
 
-    def __init__(self, seconds: float) -> None:
+    def __init__(self, seconds: float, ranks: Ranks | None = None) -> None:
         self.seconds, self.start = seconds, time.monotonic()
+        self.ranks = ranks or Ranks()
+        self.share = 0.0
 
-    @property
-    def share(self) -> float:
-        return min(1.0, (time.monotonic() - self.start) / self.seconds)
+    def tick(self) -> float:
+        """The share of the time that is gone by now, the same in all processes."""
+        self.share = self.ranks.agree(min(1.0, (time.monotonic() - self.start) / self.seconds))
+        return self.share
 
     def steps(self) -> Iterator[int]:
-        """Count steps until the time is up.
+        """Count steps until the time is up; `share` is as of the step's begin.
 
         Raises:
             SystemExit: the time was up before the first step, so there is nothing to save.
         """
         step = 0
-        while self.share < 1.0:
+        while self.tick() < 1.0:
             yield step
             step += 1
         if step == 0:
@@ -107,12 +111,15 @@ def cosine(step: int, share: float, warm: int = 150) -> float:
 class Log:
     """Prints a line and keeps it in a JSON-lines file."""
 
-    def __init__(self, path: Path | None) -> None:
+    def __init__(self, path: Path | None, quiet: bool = False) -> None:
+        self.quiet = quiet
         self.path, self.start = path, time.monotonic()
         if path is not None:
             path.parent.mkdir(parents=True, exist_ok=True)
 
     def __call__(self, **numbers: Any) -> None:
+        if self.quiet:
+            return
         row = {"s": round(time.monotonic() - self.start, 1), **numbers}
         text = json.dumps({k: float(f"{v:.5g}") if isinstance(v, float) else v for k, v in row.items()})
         print(text, flush=True)
@@ -138,13 +145,18 @@ def mixed_optimizers(
 
 
 def descend(
-    loss: torch.Tensor, parameters: list[torch.nn.Parameter], optimizers: list[torch.optim.Optimizer]
+    loss: torch.Tensor,
+    parameters: list[torch.nn.Parameter],
+    optimizers: list[torch.optim.Optimizer],
+    ranks: Ranks | None = None,
 ) -> torch.Tensor:
     """One clipped step; a non-finite gradient is dropped. Returns the gradient's norm."""
     for optimizer in optimizers:
         optimizer.zero_grad(set_to_none=True)
     loss.backward()
     gradients = [p.grad for p in parameters if p.grad is not None]
+    if ranks is not None:
+        ranks.average(gradients)
     norm = torch.nn.utils.clip_grad_norm_(parameters, 1.0)
     if not torch.isfinite(norm):
         torch._foreach_zero_(gradients)

@@ -20,6 +20,7 @@ from evals.batched import block_forward
 from training.batches import TASKS, Batch, Batcher, add_noise, blank_prompts, draw_sigmas, predict
 from training.common import Budget, Log, descend, load_half, mixed_optimizers, save_half, scale_rates
 from training.latents import Codec, build_latents
+from training.parallel import Ranks
 from training.skeleton import AUDIO_VAE, VIDEO_VAE, build_models, build_tokenizer
 
 TASK_SHARES = (0.62, 0.2, 0.18)
@@ -173,17 +174,22 @@ def parse() -> argparse.Namespace:
 
 def main() -> None:
     arguments = parse()
-    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    ranks = Ranks()
+    device = ranks.device
     amp = device.type == "cuda"
     torch.manual_seed(arguments.seed)
     torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = True
-    log, budget = Log(arguments.out / f"{arguments.mode}.jsonl"), Budget(arguments.seconds)
+    log = Log(arguments.out / f"{arguments.mode}.jsonl", quiet=not ranks.first)
+    budget = Budget(arguments.seconds, ranks)
     codec = load_codec(arguments.codec, device)
     tokenizer = build_tokenizer()
-    batchers = {39: Batcher(build_latents(codec, arguments.seed, arguments.clips, 39, device), tokenizer)}
+    clips, long_clips = ranks.share_of(arguments.clips), ranks.share_of(arguments.long_clips)
+    first = arguments.seed + ranks.rank * clips
+    batchers = {39: Batcher(build_latents(codec, first, clips, 39, device), tokenizer)}
     log(event="latents", clips=arguments.clips)
     if arguments.long_clips:
-        long = build_latents(codec, arguments.seed + 5_000_000, arguments.long_clips, 124, device, batch=24)
+        first = arguments.seed + 5_000_000 + ranks.rank * long_clips
+        long = build_latents(codec, first, long_clips, 124, device, batch=24)
         batchers[124] = Batcher(long, tokenizer)
         log(event="long latents", clips=arguments.long_clips)
     held_back = Batcher(
@@ -211,25 +217,25 @@ def main() -> None:
     def run(kind: str, limit: Budget, networks, average: Average, optimizers, decay: bool, warm: int) -> int:
         parameters = list(networks.parameters())
         chooser = torch.Generator().manual_seed(arguments.seed)
-        begin = limit.share
+        begin = limit.tick()
         step = 0
         for step in limit.steps():
             share = (limit.share - begin) / max(1e-6, 1 - begin)
             factor = min(1.0, (step + 1) / warm)
             if decay and share > 1 - arguments.decay_share:
                 factor *= max(0.01, (1 - share) / arguments.decay_share)
-            batch = draw_batch(batchers, arguments.batch, chooser)
+            batch = draw_batch(batchers, ranks.share_of(arguments.batch), chooser)
             with torch.autocast(device.type, torch.bfloat16, enabled=amp):
                 parts = losses(networks, batch)
             scale_rates(optimizers, factor)
-            norm = descend(parts["video"] + AUDIO_WEIGHT * parts["audio"], parameters, optimizers)
+            norm = descend(parts["video"] + AUDIO_WEIGHT * parts["audio"], parameters, optimizers, ranks)
             average.update(networks)
             if step % 100 == 0:
                 numbers = {name: float(value.detach()) for name, value in parts.items()}
                 log(run=kind, step=step, share=round(share, 3), factor=factor, grad=float(norm), **numbers)
-            if step % 1000 == 999 and decay:
+            if step % 1000 == 999 and decay and ranks.first:
                 save(average)
-            if step % 500 == 499:
+            if step % 1000 == 999 and ranks.first:
                 log(run=kind, step=step, **validate(average.shadow, held_back, blank, amp))
         return step
 
@@ -243,20 +249,28 @@ def main() -> None:
         networks = load_networks(arguments.resume, device)
         return networks, Average(networks), optimizers_of(networks, name, float(rate or arguments.lr))
 
+    ranks.start([])
     kinds = arguments.optimizers.split(",")
     chosen, best = kinds[0], math.inf
     if len(kinds) > 1:
         # Compile first, so that the first trial does not pay for it.
-        run("warm", Budget(0.55 * arguments.trial_seconds), *fresh(kinds[0]), decay=False, warm=50)
+        run("warm", Budget(0.55 * arguments.trial_seconds, ranks), *fresh(kinds[0]), decay=False, warm=50)
         for kind in kinds:
             networks, average, optimizers = fresh(kind)
             steps = run(
-                kind, Budget(arguments.trial_seconds), networks, average, optimizers, decay=False, warm=150
+                kind,
+                Budget(arguments.trial_seconds, ranks),
+                networks,
+                average,
+                optimizers,
+                decay=False,
+                warm=150,
             )
             result = validate(average.shadow, held_back, blank, amp)
             log(event="trial", kind=kind, steps=steps, **result)
-            if result["val_video"] < best:
-                chosen, best = kind, result["val_video"]
+            error = ranks.agree(result["val_video"])
+            if error < best:
+                chosen, best = kind, error
     networks, average, optimizers = fresh(chosen)
     steps = run(
         chosen,
@@ -267,8 +281,10 @@ def main() -> None:
         decay=True,
         warm=200 if arguments.resume is None else 50,
     )
-    log(event="done", steps=steps, **validate(average.shadow, held_back, blank, amp))
-    save(average)
+    ranks.stop()
+    if ranks.first:
+        save(average)
+        log(event="done", steps=steps, **validate(average.shadow, held_back, blank, amp))
 
 
 if __name__ == "__main__":

@@ -30,6 +30,7 @@ from training.common import (
     scale_rates,
 )
 from training.fast_encoder import encode_chunk
+from training.parallel import Ranks
 from training.skeleton import VIDEO_VAE
 
 FRAMES = 22
@@ -124,16 +125,18 @@ def main() -> None:
         "--decoder-only", action="store_true", help="keep the encoder, and so all latents, as is"
     )
     arguments = parser.parse_args()
-    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    ranks = Ranks()
+    device = ranks.device
     torch.manual_seed(0)
     torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = True
-    log = Log(arguments.out / "video_vae.jsonl")
-    budget = Budget(arguments.seconds)
+    log = Log(arguments.out / "video_vae.jsonl", quiet=not ranks.first)
+    budget = Budget(arguments.seconds, ranks)
     vae = AutoencoderKLMiniMaxH3(**VIDEO_VAE).to(device)
     vae.use_tiling = False
     if arguments.resume:
         vae.load_state_dict(load_half(arguments.resume, "vae"))
-    frames = pictures(draw_specs(arguments.seed, arguments.clips, FRAMES), device)
+    clips, batch = ranks.share_of(arguments.clips), ranks.share_of(arguments.batch)
+    frames = pictures(draw_specs(arguments.seed + ranks.rank * clips, clips, FRAMES), device)
     test = pictures(draw_specs(arguments.seed - 100_000, arguments.test, 39), device)
     log(event="rendered", clips=len(frames))
     moments = None
@@ -146,19 +149,20 @@ def main() -> None:
     parameters = [p for p in vae.parameters() if p.requires_grad]
     blocks = vae.decoder.transformer_blocks
     optimizers = mixed_optimizers(vae, [p for p in blocks.parameters() if p.ndim == 2], arguments.lr)
+    ranks.start(vae.parameters())
     order = torch.randperm(len(frames), device=device)
-    cursor, begin = 0, budget.share
+    cursor, begin = 0, budget.tick()
     for step in budget.steps():
-        if cursor + arguments.batch > len(order):
+        if cursor + batch > len(order):
             order, cursor = torch.randperm(len(frames), device=device), 0
-        rows = order[cursor : cursor + arguments.batch]
-        cursor += arguments.batch
+        rows = order[cursor : cursor + batch]
+        cursor += batch
         share = (budget.share - begin) / (1 - begin)
         factor = cosine(step, share)
         scale_rates(optimizers, factor)
         with torch.autocast(device.type, torch.bfloat16, enabled=device.type == "cuda"):
             loss, parts = loss_of(vae, normalise(frames[rows]), None if moments is None else moments[rows])
-        norm = descend(loss, parameters, optimizers)
+        norm = descend(loss, parameters, optimizers, ranks)
         if step % 100 == 0:
             log(
                 step=step,
@@ -166,6 +170,9 @@ def main() -> None:
                 grad=float(norm),
                 **{k: float(v) for k, v in parts.items()},
             )
+    ranks.stop()
+    if not ranks.first:
+        return
     with torch.autocast(device.type, torch.bfloat16, enabled=device.type == "cuda"):
         result = evaluate(vae, test)
     if arguments.decoder_only:
