@@ -174,12 +174,14 @@ def transformer_forward(
     text: torch.Tensor,
     times: torch.Tensor,
     block_fn=block_forward,
+    states: list[torch.Tensor] | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Velocities of a batch.
 
     Args:
         video: `(B, Nv, 64)` rows, conditions first. audio: `(B, Na, 16)`. text: `(B, Nt, text_dim)`.
         times: `(B, 3)` clean-ward times in [0, 1] of generated video, generated audio and conditions.
+        states: if given, the hidden states `(B, S, D)` after each block are appended.
 
     Returns:
         Video `(B, Nv - conditions, 64)` and audio `(B, Na, 16)` velocities, data-ward, float32.
@@ -201,6 +203,8 @@ def transformer_forward(
     cos, sin = cos.to(x.dtype), sin.to(x.dtype)
     for block in model.transformer_blocks:
         x = block_fn(block, x, temb, layout.selector, cos, sin)
+        if states is not None:
+            states.append(x)
     out = model.norm_out
     shift, scale = torch.matmul(layout.times.to(x.dtype), out.linear(F.silu(temb)).to(x.dtype)).chunk(
         2, dim=-1

@@ -19,6 +19,7 @@ from training.skeleton import TEXT_LAYER
 TASKS = ("t2va", "ref2va", "fl2va")
 VIDEO_SHIFT, AUDIO_SHIFT = 12.0, 3.0
 CONDITION_TIME = 0.999
+SCHEDULE_TENTHS = 7
 EDGE = 16  # latent height and width of the 128 px canvas
 
 
@@ -34,6 +35,7 @@ class Batch:
     audio: torch.Tensor  # (B, Na, 16)
     conditions: torch.Tensor | None  # (B, c, 64)
     images: torch.Tensor | None
+    cartoon: torch.Tensor  # (B, Nv', CHANNELS)
 
 
 class Batcher:
@@ -91,16 +93,17 @@ class Batcher:
             audio=self.data.audio[clips].float(),
             conditions=None if conditions is None else conditions.float(),
             images=images,
+            cartoon=self.data.cartoons[clips].float(),
         )
 
 
 def draw_sigmas(
     count: int, device: torch.device, generator: torch.Generator | None = None
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Both noise levels, tied as the schedulers tie them: half along the schedule, half even in sigma."""
+    """Both noise levels, tied as the schedulers tie them: most along the schedule, others even in sigma."""
     u = torch.rand(count, device=device, generator=generator)
     even = u / (VIDEO_SHIFT - (VIDEO_SHIFT - 1) * u)
-    base = torch.where(torch.arange(count, device=device) % 2 == 0, u, even).clamp(5e-4, 1.0)
+    base = torch.where(torch.arange(count, device=device) % 10 < SCHEDULE_TENTHS, u, even).clamp(5e-4, 1.0)
     return tuple(shift * base / (1 + (shift - 1) * base) for shift in (VIDEO_SHIFT, AUDIO_SHIFT))
 
 
@@ -118,6 +121,7 @@ class Noisy:
     video: torch.Tensor
     audio: torch.Tensor
     times: torch.Tensor
+    video_sigma: torch.Tensor
     video_target: torch.Tensor
     audio_target: torch.Tensor
 
@@ -136,17 +140,23 @@ def add_noise(batch: Batch, sigmas: tuple[torch.Tensor, torch.Tensor]) -> Noisy:
         video=video,
         audio=(1 - a) * batch.audio + a * audio_noise,
         times=torch.stack([1 - video_sigma, 1 - audio_sigma, condition_time], dim=1),
+        video_sigma=video_sigma,
         video_target=batch.video - video_noise,
         audio_target=batch.audio - audio_noise,
     )
 
 
 def predict(
-    models, batch: Batch, token_ids: torch.Tensor, noisy: Noisy, block_fn
+    models,
+    batch: Batch,
+    token_ids: torch.Tensor,
+    noisy: Noisy,
+    block_fn,
+    states: list[torch.Tensor] | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Both velocities, through the text encoder and the transformer of `models`."""
+    """Both velocities, through the text encoder and the transformer of `models`; `states` as there."""
     grid = None if batch.images is None else (batch.images.shape[2] // 16, batch.images.shape[3] // 16)
     text = text_forward(models["text_encoder"], token_ids, TEXT_LAYER, batch.images, grid)
     return transformer_forward(
-        models["transformer"], batch.layout, noisy.video, noisy.audio, text, noisy.times, block_fn
+        models["transformer"], batch.layout, noisy.video, noisy.audio, text, noisy.times, block_fn, states
     )

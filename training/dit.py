@@ -18,11 +18,16 @@ from diffusers import AutoencoderKLMiniMaxH3, AutoencoderKLMiniMaxH3Audio
 
 from evals.batched import block_forward
 from training.batches import TASKS, Batch, Batcher, add_noise, blank_prompts, draw_sigmas, predict
+from training.cartoon import CHANNELS, covered_rows, row_weights
 from training.common import Budget, Log, descend, load_half, mixed_optimizers, save_half, scale_rates
 from training.latents import Codec, build_latents
 from training.parallel import Ranks
-from training.skeleton import AUDIO_VAE, VIDEO_VAE, build_models, build_tokenizer
+from training.skeleton import AUDIO_VAE, TRANSFORMER, VIDEO_VAE, build_models, build_tokenizer
 
+OBJECT_WEIGHT = 3.0
+CARTOON_WEIGHT = 0.5
+CARTOON_BLOCK = 5  # whose output the cartoon is read from
+CARTOON_SCALE = 0.02  # about the cartoon's variance
 TASK_SHARES = (0.62, 0.2, 0.18)
 ANCHORS = (("first",), ("last",), ("first", "last"))
 AUDIO_WEIGHT = 0.25
@@ -44,9 +49,10 @@ def load_codec(folder: Path, device: torch.device) -> Codec:
 
 
 def load_networks(folder: Path | None, device: torch.device) -> torch.nn.ModuleDict:
-    """Transformer and text encoder, fresh or from a folder."""
+    """Transformer and text encoder, and training's own head for the cartoon; fresh or from a folder."""
     built = build_models(1)
     networks = torch.nn.ModuleDict({name: built[name] for name in ("transformer", "text_encoder")})
+    networks["cartoon"] = torch.nn.Linear(TRANSFORMER["hidden_size"], CHANNELS)
     if folder is None:
         # A calm start: no block, and no head, changes anything yet.
         for block in networks["transformer"].transformer_blocks:
@@ -57,7 +63,8 @@ def load_networks(folder: Path | None, device: torch.device) -> torch.nn.ModuleD
             torch.nn.init.zeros_(head.bias)
     else:
         for name, network in networks.items():
-            network.load_state_dict(load_half(folder, name))
+            if name != "cartoon" or (folder / "cartoon.0.safetensors").exists():
+                network.load_state_dict(load_half(folder, name))
     return networks.to(device)
 
 
@@ -94,18 +101,27 @@ def draw_batch(batchers: dict[int, Batcher], size: int, chooser: torch.Generator
     return batchers[lengths[-1] if long else lengths[0]].draw(task, size // 3 if long else size, anchors)
 
 
-def stream_errors(got: Sequence[torch.Tensor], want: Sequence[torch.Tensor]) -> dict[str, torch.Tensor]:
-    """Mean squared velocity error of the video and of the audio stream."""
-    return {name: (a - b).pow(2).mean() for name, a, b in zip(("video", "audio"), got, want, strict=True)}
+def stream_errors(
+    got: Sequence[torch.Tensor], want: Sequence[torch.Tensor], weights: torch.Tensor
+) -> dict[str, torch.Tensor]:
+    """Mean squared velocity error of the video, its rows weighted, and of the audio."""
+    video, audio = ((a - b).pow(2) for a, b in zip(got, want, strict=True))
+    return {"video": (video.mean(-1) * weights).mean(), "audio": audio.mean()}
 
 
 def flow_loss(networks, batch: Batch, blank: int, block_fn: Callable) -> dict[str, torch.Tensor]:
-    """Mean squared velocity error per stream, with prompts dropped at random."""
+    """Velocity errors, with prompts dropped at random, and the error of the cartoon seen in the middle."""
     sigmas = draw_sigmas(len(batch.video), batch.video.device)
     noisy = add_noise(batch, sigmas)
     dropped = torch.rand(len(batch.video), device=batch.video.device) < DROP_SHARE
-    video, audio = predict(networks, batch, blank_prompts(batch, dropped, blank), noisy, block_fn)
-    return stream_errors((video, audio), (noisy.video_target, noisy.audio_target))
+    states: list[torch.Tensor] = []
+    ids = blank_prompts(batch, dropped, blank)
+    velocities = predict(networks, batch, ids, noisy, block_fn, states)
+    weights = row_weights(batch.cartoon, noisy.video_sigma, OBJECT_WEIGHT)
+    rows = states[CARTOON_BLOCK][:, batch.layout.video[batch.layout.conditions :]]
+    away = networks["cartoon"](rows).float() - batch.cartoon
+    errors = stream_errors(velocities, (noisy.video_target, noisy.audio_target), weights)
+    return {**errors, "cartoon": away.pow(2).mean() / CARTOON_SCALE}
 
 
 def guided_loss(
@@ -120,8 +136,8 @@ def guided_loss(
         targets = [
             b + g * (a - b) for a, b, g in zip(with_text, without, (guidance, audio_guidance), strict=True)
         ]
-    video, audio = predict(networks, batch, batch.token_ids, noisy, block_fn)
-    return stream_errors((video, audio), targets)
+    velocities = predict(networks, batch, batch.token_ids, noisy, block_fn)
+    return stream_errors(velocities, targets, row_weights(batch.cartoon, noisy.video_sigma, OBJECT_WEIGHT))
 
 
 @torch.no_grad()
@@ -130,13 +146,16 @@ def validate(networks, batcher: Batcher, blank: int, amp: bool) -> dict[str, flo
     device = batcher.device
     state = torch.get_rng_state(), (torch.cuda.get_rng_state() if device.type == "cuda" else None)
     torch.manual_seed(1234)
-    rows: dict[str, list[float]] = {"video": [], "audio": []}
+    rows: dict[str, list[float]] = {"video": [], "audio": [], "object": []}
     for _ in range(4):
         batch = batcher.draw("t2va", 64)
         noisy = add_noise(batch, draw_sigmas(64, device))
         with torch.autocast(device.type, torch.bfloat16, enabled=amp):
             video, audio = predict(networks, batch, batch.token_ids, noisy, block_forward)
-        errors = stream_errors((video, audio), (noisy.video_target, noisy.audio_target))
+        targets = (noisy.video_target, noisy.audio_target)
+        errors = stream_errors((video, audio), targets, torch.ones_like(video[..., 0]))
+        covered = covered_rows(batch.cartoon)
+        errors["object"] = ((video - targets[0]).pow(2).mean(-1) * covered).sum() / covered.sum()
         for name, error in errors.items():
             rows[name].append(float(error))
     torch.set_rng_state(state[0])
@@ -228,7 +247,10 @@ def main() -> None:
             with torch.autocast(device.type, torch.bfloat16, enabled=amp):
                 parts = losses(networks, batch)
             scale_rates(optimizers, factor)
-            norm = descend(parts["video"] + AUDIO_WEIGHT * parts["audio"], parameters, optimizers, ranks)
+            loss = parts["video"] + AUDIO_WEIGHT * parts["audio"]
+            if "cartoon" in parts:
+                loss = loss + CARTOON_WEIGHT * parts["cartoon"]
+            norm = descend(loss, parameters, optimizers, ranks)
             average.update(networks)
             if step % 100 == 0:
                 numbers = {name: float(value.detach()) for name, value in parts.items()}

@@ -22,7 +22,14 @@ def main() -> None:
     arguments = parser.parse_args()
     codec = load_codec(arguments.codec, torch.device("cpu"))
     networks = load_networks(arguments.networks, torch.device("cpu"))
-    save_folder({"vae": codec.vae, "audio_vae": codec.audio_vae, **dict(networks.items())}, arguments.out)
+    save_folder(
+        {
+            "vae": codec.vae,
+            "audio_vae": codec.audio_vae,
+            **{name: networks[name] for name in ("transformer", "text_encoder")},
+        },
+        arguments.out,
+    )
 
 
 if __name__ == "__main__":

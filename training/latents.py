@@ -15,6 +15,7 @@ from transformers import Qwen2Tokenizer
 from evals.batched import PATCH
 from evals.pixels import normalise
 from evals.world.spec import ClipSpec, reference_still
+from training.cartoon import cartoon
 from training.common import draw, draw_specs, scenes, sounds
 from training.skeleton import REFERENCE_EDGE
 from training.video_vae import encode_moments
@@ -31,6 +32,7 @@ class Latents:
     stills: torch.Tensor  # (N, 64, 64, 3) uint8
     ends: torch.Tensor  # (N, 2, 64, 4 C): first and last frame, each encoded alone
     end_images: torch.Tensor  # (N, 2, 128, 128, 3) uint8
+    cartoons: torch.Tensor  # (N, T * 64, CHANNELS): where the objects are
     frames: int
     latent_frames: int
     audio_latents: int
@@ -81,12 +83,13 @@ def build_latents(
     specs = draw_specs(start, count, frames)
     audio_latents = audio_latent_num_frames(frames)
     samples = audio_latents * codec.audio_vae.hop_length
-    video, audio, ends, images, stills, references = [], [], [], [], [], []
+    video, audio, ends, images, stills, references, cartoons = [], [], [], [], [], [], []
     clips, poses = scenes(specs, batch), scenes([reference_still(spec) for spec in specs], batch)
     for i, scene, pose in zip(range(0, count, batch), clips, poses, strict=True):
         part = specs[i : i + batch]
         clip = draw(scene, device)
         video.append(codec.encode_video(clip))
+        cartoons.append(cartoon(clip))
         pair = clip[:, [0, -1]]
         images.append(pair)
         ends.append(codec.encode_video(pair.flatten(0, 1)[:, None]).unflatten(0, (len(part), 2)))
@@ -102,6 +105,7 @@ def build_latents(
         stills=torch.cat(stills),
         ends=torch.cat(ends),
         end_images=torch.cat(images),
+        cartoons=torch.cat(cartoons),
         frames=frames,
         latent_frames=video_latent_num_frames(frames, 17, 5),
         audio_latents=audio_latents,
