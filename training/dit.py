@@ -53,6 +53,7 @@ def load_networks(folder: Path | None, device: torch.device) -> torch.nn.ModuleD
     built = build_models(1)
     networks = torch.nn.ModuleDict({name: built[name] for name in ("transformer", "text_encoder")})
     networks["cartoon"] = torch.nn.Linear(TRANSFORMER["hidden_size"], CHANNELS)
+    torch.nn.init.zeros_(networks["cartoon"].weight)
     if folder is None:
         # A calm start: no block, and no head, changes anything yet.
         for block in networks["transformer"].transformer_blocks:
