@@ -27,13 +27,18 @@ def latent_groups(frames: int) -> list[list[int]]:
     return groups
 
 
+def saturated(rgb: torch.Tensor, dim: int) -> torch.Tensor:
+    """1.0 where colours in [0, 1] along `dim` (kept, at size 1) are an object's."""
+    return ((rgb.amax(dim, keepdim=True) - rgb.amin(dim, keepdim=True)) > SATURATED).float()
+
+
 def _hues(frames: torch.Tensor) -> torch.Tensor:
     """`(B, T, 3, H, W)` of coverage and hue from uint8 `(B, T, H, W, 3)`."""
-    red, green, blue = (frames.float() / 255).unbind(-1)
-    range_ = torch.maximum(torch.maximum(red, green), blue) - torch.minimum(torch.minimum(red, green), blue)
+    rgb = frames.float() / 255
+    red, green, blue = rgb.unbind(-1)
     along, across = red - (green + blue) / 2, 0.75**0.5 * (green - blue)
     length = torch.hypot(along, across).clamp_min(1e-4)
-    covered = (range_ > SATURATED).float()
+    covered = saturated(rgb, -1)[..., 0]
     return torch.stack([covered, covered * along / length, covered * across / length], dim=2)
 
 

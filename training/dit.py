@@ -24,6 +24,7 @@ from training.latents import Codec, build_latents
 from training.parallel import Ranks
 from training.skeleton import AUDIO_VAE, TRANSFORMER, VIDEO_VAE, build_models, build_tokenizer
 
+SHIPPED = ("transformer", "text_encoder")  # of what is trained here; the cartoon's head stays behind
 OBJECT_WEIGHT = 3.0
 CARTOON_WEIGHT = 0.5
 CARTOON_BLOCK = 5  # whose output the cartoon is read from
@@ -51,7 +52,7 @@ def load_codec(folder: Path, device: torch.device) -> Codec:
 def load_networks(folder: Path | None, device: torch.device) -> torch.nn.ModuleDict:
     """Transformer and text encoder, and training's own head for the cartoon; fresh or from a folder."""
     built = build_models(1)
-    networks = torch.nn.ModuleDict({name: built[name] for name in ("transformer", "text_encoder")})
+    networks = torch.nn.ModuleDict({name: built[name] for name in SHIPPED})
     networks["cartoon"] = torch.nn.Linear(TRANSFORMER["hidden_size"], CHANNELS)
     torch.nn.init.zeros_(networks["cartoon"].weight)
     if folder is None:
@@ -156,7 +157,7 @@ def validate(networks, batcher: Batcher, blank: int, amp: bool) -> dict[str, flo
         targets = (noisy.video_target, noisy.audio_target)
         errors = stream_errors((video, audio), targets, torch.ones_like(video[..., 0]))
         covered = covered_rows(batch.cartoon)
-        errors["object"] = ((video - targets[0]).pow(2).mean(-1) * covered).sum() / covered.sum()
+        errors["object"] = stream_errors((video, audio), targets, covered / covered.mean())["video"]
         for name, error in errors.items():
             rows[name].append(float(error))
     torch.set_rng_state(state[0])
@@ -256,9 +257,9 @@ def main() -> None:
             if step % 100 == 0:
                 numbers = {name: float(value.detach()) for name, value in parts.items()}
                 log(run=kind, step=step, share=round(share, 3), factor=factor, grad=float(norm), **numbers)
-            if step % 1000 == 999 and decay and ranks.first:
-                save(average)
             if step % 1000 == 999 and ranks.first:
+                if decay:
+                    save(average)
                 log(run=kind, step=step, **validate(average.shadow, held_back, blank, amp))
         return step
 

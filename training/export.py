@@ -8,7 +8,7 @@ from pathlib import Path
 
 import torch
 
-from training.dit import load_codec, load_networks
+from training.dit import SHIPPED, load_codec, load_networks
 from training.skeleton import save_folder
 
 
@@ -22,14 +22,8 @@ def main() -> None:
     arguments = parser.parse_args()
     codec = load_codec(arguments.codec, torch.device("cpu"))
     networks = load_networks(arguments.networks, torch.device("cpu"))
-    save_folder(
-        {
-            "vae": codec.vae,
-            "audio_vae": codec.audio_vae,
-            **{name: networks[name] for name in ("transformer", "text_encoder")},
-        },
-        arguments.out,
-    )
+    shipped = {name: networks[name] for name in SHIPPED}
+    save_folder({"vae": codec.vae, "audio_vae": codec.audio_vae, **shipped}, arguments.out)
 
 
 if __name__ == "__main__":

@@ -17,6 +17,7 @@ import torch.nn.functional as F
 from diffusers import AutoencoderKLMiniMaxH3
 
 from evals.pixels import PIXEL_MEAN, PIXEL_STD, denormalise, normalise
+from training.cartoon import saturated
 from training.common import (
     Budget,
     Log,
@@ -59,9 +60,7 @@ def object_weight(pixels: torch.Tensor) -> torch.Tensor:
     """
     std = torch.tensor(PIXEL_STD, device=pixels.device).view(1, 3, 1, 1, 1)
     mean = torch.tensor(PIXEL_MEAN, device=pixels.device).view(1, 3, 1, 1, 1)
-    rgb = pixels * std + mean
-    colorful = ((rgb.amax(1, keepdim=True) - rgb.amin(1, keepdim=True)) > 0.3).float()
-    return 1 + (OBJECT_WEIGHT - 1) * F.max_pool3d(colorful, (1, 5, 5), 1, (0, 2, 2))
+    return 1 + (OBJECT_WEIGHT - 1) * F.max_pool3d(saturated(pixels * std + mean, 1), (1, 5, 5), 1, (0, 2, 2))
 
 
 def weighted_l1(error: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
