@@ -1,8 +1,10 @@
 """Turns cached latents into training batches of one task and one layout, and runs the model on them."""
 
+import copy
 from dataclasses import dataclass
 
 import torch
+from diffusers.modular_pipelines.minimax_h3.modular_pipeline import audio_latent_num_frames
 from transformers import Qwen2Tokenizer
 
 from evals.batched import (
@@ -21,6 +23,9 @@ VIDEO_SHIFT, AUDIO_SHIFT = 12.0, 3.0
 CONDITION_TIME = 0.999
 SCHEDULE_TENTHS = 7
 EDGE = 16  # latent height and width of the 128 px canvas
+GRID = (EDGE // 2) ** 2  # video rows of a latent frame
+WINDOW = (5, 2)  # frames, and latent frames, of the shortest clip: what opens each chunk of a longer one
+CHUNK = (17, 5)
 
 
 @dataclass
@@ -39,7 +44,9 @@ class Batch:
 
 
 class Batcher:
-    """Draws batches from one `Latents`."""
+    """Draws batches from one `Latents`: whole clips, or windows of them (see `short`)."""
+
+    window = False
 
     def __init__(self, data: Latents, tokenizer: Qwen2Tokenizer) -> None:
         self.data, self.device = data, data.video.device
@@ -49,6 +56,36 @@ class Batcher:
         self.blank = tokenizer.convert_tokens_to_ids("<|endoftext|>")
         self.layouts: dict[tuple[str, int, tuple[str, ...]], tuple[Layout, list[int]]] = {}
 
+    def short(self) -> "Batcher":
+        """The same clips, five frames of each at a time.
+
+        A chunk is encoded on its own, so its first two latent frames are those of a clip of five frames. They
+        hold a fifth of the rows of the shortest whole clip, and as much of what shape and colour are.
+        """
+        other = copy.copy(self)
+        other.window, other.layouts = True, {}
+        return other
+
+    @property
+    def _lengths(self) -> tuple[int, int]:
+        """Latent frames, and audio latents of a channel."""
+        if self.window:
+            return WINDOW[1], audio_latent_num_frames(WINDOW[0])
+        return self.data.latent_frames, self.data.audio_latents
+
+    def _cut(self, clips: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """Video rows, audio rows and cartoon of clips; of a random chunk's opening, if windows are drawn."""
+        data = self.data
+        rows = data.video[clips], data.audio[clips], data.cartoons[clips]
+        if not self.window:
+            return rows
+        chunk = int(torch.randint((data.latent_frames - WINDOW[1]) // CHUNK[1] + 1, ()))
+        frames, latents = self._lengths
+        start, opening = chunk * CHUNK[1] * GRID, round(chunk * CHUNK[0] * data.audio_latents / data.frames)
+        video, cartoon = (part[:, start : start + frames * GRID] for part in (rows[0], rows[2]))
+        audio = rows[1].unflatten(1, (2, -1))[:, :, opening : opening + latents]
+        return video, audio.flatten(1, 2), cartoon
+
     def _layout(self, task: str, length: int, anchors: tuple[str, ...]) -> tuple[Layout, list[int]]:
         key = (task, length, anchors)
         if key not in self.layouts:
@@ -56,9 +93,9 @@ class Batcher:
             ids, tags = presentation(self.tokenizer, [tokens] * count)
             layout = make_layout(
                 torch.tensor(tags + [TEXT_TAG] * length),
-                self.data.latent_frames,
+                self._lengths[0],
                 EDGE,
-                self.data.audio_latents,
+                self._lengths[1],
                 self.device,
                 anchors=anchors,
                 reference_edge=8 if task == "ref2va" else None,
@@ -77,6 +114,7 @@ class Batcher:
         """The batch of given clips whose prompts `(B, L)` have one length."""
         layout, prefix = self._layout(task, ids.shape[1], anchors)
         head = torch.tensor(prefix, device=self.device, dtype=ids.dtype).expand(len(ids), -1)
+        video, audio, cartoon = self._cut(clips)
         conditions = images = None
         if task == "ref2va":
             conditions, images = self.data.reference[clips], self.data.stills[clips][:, None]
@@ -89,11 +127,11 @@ class Batcher:
             layout=layout,
             token_ids=torch.cat([head, ids], dim=1),
             prompt_start=len(prefix),
-            video=self.data.video[clips].float(),
-            audio=self.data.audio[clips].float(),
+            video=video.float(),
+            audio=audio.float(),
             conditions=None if conditions is None else conditions.float(),
             images=images,
-            cartoon=self.data.cartoons[clips].float(),
+            cartoon=cartoon.float(),
         )
 
 

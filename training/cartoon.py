@@ -14,6 +14,7 @@ CELL = 4  # pixels
 ROW = 16  # pixels along the edge of one row of the sequence
 MOMENTS = 2  # a latent frame covers up to four frames; their halves are kept apart
 CHANNELS = MOMENTS * 3 * (ROW // CELL) ** 2
+SCALE = 0.034  # about the cartoon's variance
 SATURATED = 0.3  # objects are above, backgrounds below
 
 

@@ -18,9 +18,9 @@ from diffusers import AutoencoderKLMiniMaxH3, AutoencoderKLMiniMaxH3Audio
 
 from evals.batched import block_forward
 from training.batches import TASKS, Batch, Batcher, add_noise, blank_prompts, draw_sigmas, predict
-from training.cartoon import CHANNELS, covered_rows, row_weights
+from training.cartoon import CHANNELS, SCALE, covered_rows, row_weights
 from training.common import Budget, Log, descend, load_half, mixed_optimizers, save_half, scale_rates
-from training.latents import Codec, build_latents
+from training.latents import Codec, Latents, build_latents, keep_latents
 from training.parallel import Ranks
 from training.skeleton import AUDIO_VAE, TRANSFORMER, VIDEO_VAE, build_models, build_tokenizer
 
@@ -28,11 +28,12 @@ SHIPPED = ("transformer", "text_encoder")  # of what is trained here; the cartoo
 OBJECT_WEIGHT = 3.0
 CARTOON_WEIGHT = 0.5
 CARTOON_BLOCK = 5  # whose output the cartoon is read from
-CARTOON_SCALE = 0.02  # about the cartoon's variance
 TASK_SHARES = (0.62, 0.2, 0.18)
 ANCHORS = (("first",), ("last",), ("first", "last"))
 AUDIO_WEIGHT = 0.25
 LONG_SHARE = 0.12
+SHORT_SHARE = 0.35
+SHORT_SCALE = 5  # clips in a batch of windows for one in a batch of whole clips: about as many rows
 DROP_SHARE = 0.12
 
 
@@ -94,13 +95,19 @@ class Average:
         torch._foreach_lerp_(list(self.shadow.parameters()), list(networks.parameters()), 1 - decay)
 
 
-def draw_batch(batchers: dict[int, Batcher], size: int, chooser: torch.Generator) -> Batch:
-    """A random task, and now and then the long clips, at about the same number of rows."""
-    lengths = sorted(batchers)
-    long = len(lengths) > 1 and float(torch.rand((), generator=chooser)) < LONG_SHARE
+def draw_batch(batchers: dict[str, Batcher], size: int, chooser: torch.Generator) -> Batch:
+    """A random task, now and then on long clips or on windows, at about the same number of rows.
+
+    Windows have no keyframes of their own, so they are drawn for the other two tasks.
+    """
+    luck = float(torch.rand((), generator=chooser))
     task = TASKS[int(torch.multinomial(torch.tensor(TASK_SHARES), 1, generator=chooser))]
     anchors = ANCHORS[int(torch.randint(len(ANCHORS), (), generator=chooser))] if task == "fl2va" else ()
-    return batchers[lengths[-1] if long else lengths[0]].draw(task, size // 3 if long else size, anchors)
+    if "long" in batchers and luck < LONG_SHARE:
+        return batchers["long"].draw(task, max(1, size // 3), anchors)
+    if luck > 1 - SHORT_SHARE and task != "fl2va":
+        return batchers["short"].draw(task, SHORT_SCALE * size)
+    return batchers["whole"].draw(task, size, anchors)
 
 
 def stream_errors(
@@ -123,7 +130,7 @@ def flow_loss(networks, batch: Batch, blank: int, block_fn: Callable) -> dict[st
     rows = states[CARTOON_BLOCK][:, batch.layout.video[batch.layout.conditions :]]
     away = networks["cartoon"](rows).float() - batch.cartoon
     errors = stream_errors(velocities, (noisy.video_target, noisy.audio_target), weights)
-    return {**errors, "cartoon": away.pow(2).mean() / CARTOON_SCALE}
+    return {**errors, "cartoon": away.pow(2).mean() / SCALE}
 
 
 def guided_loss(
@@ -189,6 +196,9 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--guidance", type=float, default=4.0)
     parser.add_argument("--audio-guidance", type=float, default=2.0)
     parser.add_argument("--seed", type=int, default=30_000_000)
+    parser.add_argument(
+        "--keep-latents", type=Path, help="a folder for latents, which the next run of the same seed loads"
+    )
     parser.add_argument("--no-compile", action="store_true")
     return parser.parse_args()
 
@@ -206,16 +216,23 @@ def main() -> None:
     tokenizer = build_tokenizer()
     clips, long_clips = ranks.share_of(arguments.clips), ranks.share_of(arguments.long_clips)
     first = arguments.seed + ranks.rank * clips
-    batchers = {39: Batcher(build_latents(codec, first, clips, 39, device), tokenizer)}
-    log(event="latents", clips=arguments.clips)
+
+    def latents(name: str, seed: int, count: int, frames: int, batch: int) -> Latents:
+        path = arguments.keep_latents and arguments.keep_latents / f"{name}_{seed}_{count}.pt"
+        built = keep_latents(
+            path, lambda: build_latents(codec, seed, count, frames, device, batch=batch), device
+        )
+        log(event="latents", name=name, clips=count)
+        return built
+
+    first = arguments.seed + ranks.rank * clips
+    whole = Batcher(latents("whole", first, clips, 39, 192), tokenizer)
+    batchers = {"whole": whole, "short": whole.short()}
     if arguments.long_clips:
         first = arguments.seed + 5_000_000 + ranks.rank * long_clips
-        long = build_latents(codec, first, long_clips, 124, device, batch=24)
-        batchers[124] = Batcher(long, tokenizer)
-        log(event="long latents", clips=arguments.long_clips)
-    held_back = Batcher(
-        build_latents(codec, arguments.seed - 100_000, min(256, arguments.clips), 39, device), tokenizer
-    )
+        batchers["long"] = Batcher(latents("long", first, long_clips, 124, 24), tokenizer)
+    count = min(256, arguments.clips)
+    held_back = Batcher(latents("held_back", arguments.seed - 100_000, count, 39, 192), tokenizer)
     blank = held_back.blank
     block_fn: Callable = block_forward
     if amp and not arguments.no_compile:

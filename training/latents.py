@@ -1,7 +1,9 @@
 """Latents of rendered clips, kept on the accelerator: what the transformer is trained on."""
 
 from collections import defaultdict
+from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 
 import torch
 from diffusers import AutoencoderKLMiniMaxH3, AutoencoderKLMiniMaxH3Audio
@@ -110,6 +112,21 @@ def build_latents(
         latent_frames=video_latent_num_frames(frames, 17, 5),
         audio_latents=audio_latents,
     )
+
+
+def keep_latents(path: Path | None, build: Callable[[], Latents], device: torch.device) -> Latents:
+    """What `build` gives, kept in a file for the next run of the same clips; `None` keeps nothing.
+
+    The file is a pickle of this project's own making: do not load one from elsewhere.
+    """
+    if path is not None and path.exists():
+        return torch.load(path, map_location=device, weights_only=False)
+    latents = build()
+    if path is not None:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        torch.save(latents, path.with_suffix(".new"))
+        path.with_suffix(".new").replace(path)
+    return latents
 
 
 @dataclass

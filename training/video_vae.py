@@ -4,8 +4,13 @@
 
 A clip of 22 frames is the shortest that has every
 kind of latent frame: two chunks, and the cross-fade between them. The loss is on pixels and on their
-differences, with a light pull of the posterior towards a unit normal; the posterior is sampled, which teaches
-the decoder to bear the small errors of generated latents.
+differences, with a light pull of the posterior towards a unit normal.
+
+Two more things make latents that a small transformer can generate. The decoder sees them under white noise of
+up to `DECODER_NOISE` standard deviations, so that nothing is kept in directions that carry no variance and
+small errors of generated latents are borne. And a linear head reads the clip's cartoon (cartoon.py) from them
+under noise of up to `CARTOON_NOISE`, so that what the caption fixes is among the first things to come out of
+the noise (after Yao et al., 2025, "Reconstruction vs. generation", who align latents with a vision model's).
 """
 
 import argparse
@@ -15,9 +20,11 @@ from pathlib import Path
 import torch
 import torch.nn.functional as F
 from diffusers import AutoencoderKLMiniMaxH3
+from diffusers.modular_pipelines.minimax_h3.before_denoise import patchify_video_latents
 
+from evals.batched import PATCH
 from evals.pixels import PIXEL_MEAN, PIXEL_STD, denormalise, normalise
-from training.cartoon import saturated
+from training.cartoon import CHANNELS, SCALE, cartoon, saturated
 from training.common import (
     Budget,
     Log,
@@ -38,6 +45,9 @@ FRAMES = 22
 KL_WEIGHT = 2e-4
 EDGE_WEIGHT = 0.6
 OBJECT_WEIGHT = 4.0
+DECODER_NOISE = 0.25
+CARTOON_NOISE = 1.2
+CARTOON_WEIGHT = 0.25
 
 
 def encode_moments(vae: AutoencoderKLMiniMaxH3, pixels: torch.Tensor) -> torch.Tensor:
@@ -75,17 +85,53 @@ def reconstruction(decoded: torch.Tensor, pixels: torch.Tensor) -> dict[str, tor
     return {"l1": weighted_l1(error, weight), "edge": sum(edges) / 3}
 
 
+def cartoon_head() -> torch.nn.Linear:
+    """Reads a row's cartoon from its latents; training's own, not part of the model."""
+    head = torch.nn.Linear(VIDEO_VAE["latent_channels"] * PATCH[1] * PATCH[2], CHANNELS)
+    torch.nn.init.zeros_(head.weight)
+    return head
+
+
+def noise_like(latents: torch.Tensor, most: float) -> tuple[torch.Tensor, torch.Tensor]:
+    """White noise, and its level per clip, `(B, 1, 1, 1, 1)`, drawn evenly from [0, most]."""
+    level = most * torch.rand(len(latents), 1, 1, 1, 1, device=latents.device)
+    return level * torch.randn_like(latents), level
+
+
+def cartoon_error(head: torch.nn.Module, unit: torch.Tensor, wanted: torch.Tensor) -> torch.Tensor:
+    """Share of the cartoon's variance that `head` misses in noisy latents.
+
+    Args:
+        unit: `(B, C, T', h, w)` latents of unit variance. wanted: `(B, N, CHANNELS)`.
+    """
+    noise, level = noise_like(unit, CARTOON_NOISE)
+    noisy = (unit + noise) / (1 + level**2)  # the Wiener gain
+    rows = patchify_video_latents(noisy, PATCH).view(len(unit), wanted.shape[1], -1)
+    return (head(rows).float() - wanted).pow(2).mean() / SCALE
+
+
 def loss_of(
-    vae: AutoencoderKLMiniMaxH3, pixels: torch.Tensor, moments: torch.Tensor | None = None
+    vae: AutoencoderKLMiniMaxH3,
+    frames: torch.Tensor,
+    head: torch.nn.Module,
+    moments: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
     """The training loss and its parts; given `moments` stand for a frozen encoder's."""
+    pixels = normalise(frames)
     given = encode_moments(vae, pixels) if moments is None else moments
     mean, logvar = given.float().chunk(2, dim=1)
     logvar = logvar.clamp(-12, 6)
     latents = mean + torch.exp(0.5 * logvar) * torch.randn_like(mean)
-    parts = reconstruction(vae._decode(latents).float(), pixels)
+    # Noise in units of each channel's own spread, so that growing does not help a channel.
+    spread, centre = torch.std_mean(latents.detach(), (0, 2, 3, 4), keepdim=True)
+    noise, _ = noise_like(latents, DECODER_NOISE)
+    parts = reconstruction(vae._decode(latents + spread * noise).float(), pixels)
     parts["kl"] = 0.5 * (mean**2 + logvar.exp() - 1 - logvar).mean()
-    return parts["l1"] + EDGE_WEIGHT * parts["edge"] + KL_WEIGHT * parts["kl"], parts
+    loss = parts["l1"] + EDGE_WEIGHT * parts["edge"] + KL_WEIGHT * parts["kl"]
+    if moments is None:
+        parts["cartoon"] = cartoon_error(head, (latents - centre) / spread, cartoon(frames).float())
+        loss = loss + CARTOON_WEIGHT * parts["cartoon"]
+    return loss, parts
 
 
 @torch.no_grad()
@@ -145,10 +191,12 @@ def main() -> None:
         with torch.no_grad():
             moments = torch.cat([encode_moments(vae, normalise(part)).half() for part in frames.split(128)])
         log(event="encoded")
-    parameters = [p for p in vae.parameters() if p.requires_grad]
+    head = cartoon_head().to(device)
+    networks = torch.nn.ModuleList([vae, head])
+    parameters = [p for p in networks.parameters() if p.requires_grad]
     blocks = vae.decoder.transformer_blocks
-    optimizers = mixed_optimizers(vae, [p for p in blocks.parameters() if p.ndim == 2], arguments.lr)
-    ranks.start(vae.parameters())
+    optimizers = mixed_optimizers(networks, [p for p in blocks.parameters() if p.ndim == 2], arguments.lr)
+    ranks.start(networks.parameters())
     order = torch.randperm(len(frames), device=device)
     cursor, begin = 0, budget.tick()
     for step in budget.steps():
@@ -160,14 +208,14 @@ def main() -> None:
         factor = cosine(step, share)
         scale_rates(optimizers, factor)
         with torch.autocast(device.type, torch.bfloat16, enabled=device.type == "cuda"):
-            loss, parts = loss_of(vae, normalise(frames[rows]), None if moments is None else moments[rows])
+            loss, parts = loss_of(vae, frames[rows], head, None if moments is None else moments[rows])
         norm = descend(loss, parameters, optimizers, ranks)
         if step % 100 == 0:
             log(
                 step=step,
                 lr=arguments.lr * factor,
                 grad=float(norm),
-                **{k: float(v) for k, v in parts.items()},
+                **{k: float(v.detach()) for k, v in parts.items()},
             )
     ranks.stop()
     if not ranks.first:

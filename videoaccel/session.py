@@ -75,9 +75,7 @@ def serve(
 def _begin(
     techniques: Mapping[str, Technique], config: AccelConfig, run: Run, recorder: Recorder
 ) -> dict[str, Controller]:
-    begun = {
-        key: techniques[key].begin(run, recorder, section) for key, section in config.sections().items()
-    }
+    begun = {key: techniques[key].begin(run, recorder, section) for key, section in config.sections().items()}
     return {key: controller for key, controller in begun.items() if controller is not None}
 
 

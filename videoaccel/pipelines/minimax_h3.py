@@ -80,9 +80,7 @@ class MiniMaxH3Family(Family):
         )
 
     def resolve(self, pipe: Any, request: Request) -> Plan:
-        def forwards(
-            steps: int, shift: Mapping[str, float], sigmas: Mapping[str, tuple[float, ...]]
-        ) -> int:
+        def forwards(steps: int, shift: Mapping[str, float], sigmas: Mapping[str, tuple[float, ...]]) -> int:
             return len(self.schedules(pipe, steps, shift=shift, sigmas=sigmas)["video"].timesteps)
 
         return resolve(pipe, request, forwards)

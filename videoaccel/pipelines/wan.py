@@ -239,9 +239,7 @@ class WanRun(Run):
             return {"latents": self._latents}
 
         # The timing starts at the loop, after the stock call's own input checks.
-        output = view(
-            **self._inputs(), **self._embeds, output_type="latent", callback_on_step_end=step_end
-        )
+        output = view(**self._inputs(), **self._embeds, output_type="latent", callback_on_step_end=step_end)
         self._latents = output.frames
         self._synchronise()
         self.timings.denoise_s = time.perf_counter() - start
