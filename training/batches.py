@@ -41,6 +41,7 @@ class Batch:
     conditions: torch.Tensor | None  # (B, c, 64)
     images: torch.Tensor | None
     cartoon: torch.Tensor  # (B, Nv', CHANNELS)
+    heard: bool  # whether the audio is worth learning; a window cuts it between two latents
 
 
 class Batcher:
@@ -132,6 +133,7 @@ class Batcher:
             conditions=None if conditions is None else conditions.float(),
             images=images,
             cartoon=cartoon.float(),
+            heard=not self.window,
         )
 
 

@@ -266,7 +266,7 @@ def main() -> None:
             with torch.autocast(device.type, torch.bfloat16, enabled=amp):
                 parts = losses(networks, batch)
             scale_rates(optimizers, factor)
-            loss = parts["video"] + AUDIO_WEIGHT * parts["audio"]
+            loss = parts["video"] + AUDIO_WEIGHT * batch.heard * parts["audio"]
             if "cartoon" in parts:
                 loss = loss + CARTOON_WEIGHT * parts["cartoon"]
             norm = descend(loss, parameters, optimizers, ranks)
