@@ -242,3 +242,35 @@ def test_bad_requests_get_one_line(build_tiny_wan: Build, built: Any, asked: Any
     with pytest.raises(UserError, match=line) as caught:
         family_of(pipe).start(pipe, Request(**{"prompt": "a red square", **asked}))
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("built", "without", "asked", "given"),
+    [
+        ({}, "transformer", {}, {}),
+        ({}, "vae", {}, {}),
+        ({}, "text_encoder", {}, {}),
+        # The embeddings are the prompt's; guidance asks for those of the negative prompt too.
+        ({}, "text_encoder", {}, {"prompt_embeds": torch.zeros(1, 512, 32)}),
+        ({"two_experts": True}, "transformer_2", {}, {}),
+        ({"image": True}, "vae", {"first_frame": picture(0)}, {"decode": False}),
+        ({"image": True, "clip_encoder": True}, "image_encoder", {"first_frame": picture(0)}, {}),
+    ],
+)
+def test_a_component_that_the_run_needs_is_asked_for_at_its_start(
+    build_tiny_wan: Build, built: Any, without: str, asked: Any, given: Any
+) -> None:
+    pipe = build_tiny_wan(**built)
+    setattr(pipe, without, None)
+    with pytest.raises(UserError, match=f"{without}|no transformer is loaded"):
+        family_of(pipe).start(pipe, Request(**BASE, **asked), **given)
+
+
+def test_without_decoding_no_vae_is_needed(build_tiny_wan: Build) -> None:
+    pipe, request = build_tiny_wan(), Request(**BASE)
+    family = family_of(pipe)
+    expected = family.generate(pipe, request).latents["video"]
+    pipe.vae = None
+    run = family.start(pipe, request, decode=False)
+    run.make_latents()
+    assert torch.equal(run.undecoded().latents["video"], expected)

@@ -111,9 +111,17 @@ class WanFamily(Family):
         self, pipe: Any, request: Request, *, prompt_embeds: torch.Tensor | None = None, decode: bool = True
     ) -> WanRun:
         plan = self.resolve(pipe, request)
-        needed = ["vae"] + ([] if prompt_embeds is not None else ["text_encoder", "tokenizer"])
         steps = self.steps(pipe, plan)
-        for name in [*needed, *sorted({step.component for step in steps})]:
+        needed = sorted({step.component for step in steps})
+        # Embeddings stand for the prompt alone; the branch without it is encoded here.
+        if prompt_embeds is None or "uncond" in steps[0].branches:
+            needed += ["text_encoder", "tokenizer"]
+        if decode or plan.task == "i2v":
+            needed.append("vae")
+        model = pipe.transformer
+        if plan.task == "i2v" and model is not None and model.config.image_dim is not None:
+            needed += ["image_encoder", "image_processor"]
+        for name in needed:
             if getattr(pipe, name, None) is None:
                 raise UserError(
                     f"task {plan.task} needs {name}, which is not loaded; load the whole checkpoint"
