@@ -106,7 +106,8 @@ class Memory:
 
     Attributes:
         state: held by techniques for this request at its largest (caches, tile lists).
-        peak_allocated, peak_reserved: of the device over the request; None where it doesn't say (CPU).
+        peak_allocated, peak_reserved: of the whole device since the latest request on it began: of this
+            request alone where none ran beside it. None where the device doesn't say (CPU).
     """
 
     state: int = 0
@@ -125,8 +126,8 @@ class Receipt:
         spend: risk spent, per stream, in the budget's unit. Empty where nothing spends.
         binding_limit: what stopped more from being saved; None where nothing was there to save.
         model: the checkpoint, as given.
-        weights: "pretrained" or "random", or "unstated" where nobody said. A clip of random weights is only a
-            timing.
+        weights: "pretrained", "random", "untrained" where the checkpoint says so of itself, or "unstated"
+            where nobody said. A clip of random or untrained weights is only a timing.
         family, task: the adapter and the task served.
         device: name of the device that denoised.
         width, height: canvas, pixels.
