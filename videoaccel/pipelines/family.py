@@ -3,7 +3,7 @@
 A family answers for one model architecture: its tasks and the component that serves each, where its block
 stack is and what enters and leaves it, which rows of the sequence are what, what the scheduler's coefficients
 are, and how a request runs stage by stage. No technique knows a model's name; adding a family is one file and
-one line in `FAMILIES`.
+one line in `FAMILIES`, and a branch in `loading.py` where its checkpoints are to be found by name.
 """
 
 from __future__ import annotations
