@@ -25,7 +25,7 @@ from videoaccel.errors import UserError
 from videoaccel.install import accelerate
 from videoaccel.media import check_writable
 from videoaccel.pipelines.family import Run
-from videoaccel.pipelines.loading import default_device
+from videoaccel.pipelines.loading import check_device
 from videoaccel.pipelines.random_weights import build_random_h3, random_prompt_embeds
 from videoaccel.pipelines.request import Request
 
@@ -165,7 +165,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     clock = time.perf_counter()
     try:
         check_writable(args.out, suffix=".json")
-        device = torch.device(args.device) if args.device else default_device()
+        device = check_device(args.device)
         if device.type == "cpu" and not args.dry_run:
             raise UserError(
                 "the full-size model needs an accelerator; use --dry-run to try the command on a CPU"

@@ -56,7 +56,7 @@ def ssim(a_THWC: Frames, b_THWC: Frames) -> float:
         UserError: frames smaller than the window.
     """
     if min(a_THWC.shape[1:3]) < SSIM_WINDOW:
-        raise UserError(f"SSIM needs frames of {SSIM_WINDOW} px at least")
+        raise UserError(f"SSIM needs frames of {SSIM_WINDOW} px at least; give larger clips")
     offsets = torch.arange(SSIM_WINDOW, dtype=torch.float64) - SSIM_WINDOW // 2
     weights = torch.exp(-offsets.square() / (2 * SSIM_SIGMA**2))
     weights /= weights.sum()
@@ -159,7 +159,7 @@ def compare(a: Video, b: Video, *, skip: Sequence[str] = ()) -> tuple[Metrics, l
             f"the clips differ: {shapes[0]} and {shapes[1]}; compare clips of one canvas and length"
         )
     if abs(a.fps - b.fps) > 1e-3:
-        raise UserError(f"the clips differ: {a.fps:g} and {b.fps:g} fps")
+        raise UserError(f"the clips differ: {a.fps:g} and {b.fps:g} fps; compare clips of one frame rate")
     notes: list[str] = []
     frame_mse = squared_error(a.frames, b.frames)
     flicker, motion = temporal(a.frames, b.frames)
@@ -192,7 +192,7 @@ def compare(a: Video, b: Video, *, skip: Sequence[str] = ()) -> tuple[Metrics, l
             notes.append("only one of the clips has sound: the sounds were not compared")
     else:
         if a.rate != b.rate:
-            raise UserError(f"the sounds differ: {a.rate} and {b.rate} Hz")
+            raise UserError(f"the sounds differ: {a.rate} and {b.rate} Hz; resample one of them")
         shared = min(a.audio.shape[1], b.audio.shape[1])
         if a.audio.shape[1] != b.audio.shape[1]:
             notes.append(f"the sounds differ in length: {shared} samples compared")

@@ -41,3 +41,10 @@ def test_a_cpu_is_refused_without_dry_run(tmp_path: Path, capsys: pytest.Capture
     assert h3_dense.main(["--device", "cpu", "--out", str(tmp_path / "a.json")]) == 2
     assert "--dry-run" in capsys.readouterr().err
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_device_that_is_none_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = tmp_path / "x.json"
+    assert h3_dense.main(["--out", str(out), "--device", "cuda:99", "--dry-run"]) == 2
+    assert capsys.readouterr().err.splitlines()[-1].startswith("error: device 'cuda:99' cannot be used here")
+    assert not out.exists()
