@@ -244,6 +244,12 @@ def test_readme_offers_the_tiers_that_config_serves() -> None:
     assert rows == [(name, tier.promise, "yes" if tier.served else "planned") for name, tier in TIERS.items()]
 
 
+def test_readme_says_whether_the_bundled_weights_are_trained() -> None:
+    facts = json.loads((ROOT / "videoaccel/assets/tiny-h3/videoaccel.json").read_text(encoding="utf-8"))
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    assert ("bundled weights are not trained yet" in text) != facts.get("trained", True)
+
+
 def test_constraints_pin_every_requirement_within_its_range() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     lines = (ROOT / "constraints.txt").read_text(encoding="utf-8").splitlines()

@@ -75,7 +75,14 @@ def serve(
 def _begin(
     techniques: Mapping[str, Technique], config: AccelConfig, run: Run, recorder: Recorder
 ) -> dict[str, Controller]:
-    begun = {key: techniques[key].begin(run, recorder, section) for key, section in config.sections().items()}
+    begun: dict[str, Controller | None] = {}
+    try:
+        for key, section in config.sections().items():
+            begun[key] = techniques[key].begin(run, recorder, section)
+    except BaseException:
+        # This frame stays on the error's traceback; what had begun must not.
+        begun.clear()
+        raise
     return {key: controller for key, controller in begun.items() if controller is not None}
 
 

@@ -197,7 +197,9 @@ def test_bad_arguments_get_one_line(arguments: dict[str, Any], line: str) -> Non
 def test_facts_of_the_bundled_model() -> None:
     facts = read_facts(bundled_folder("tiny-h3") / "videoaccel.json")
     assert facts.canvas == (128, 128) and facts.family == "minimax_h3"
-    assert json.loads((bundled_folder("tiny-h3") / "videoaccel.json").read_text()) == PROFILE
+    # Whether it is trained changes with the weights; the rest is the architecture's.
+    said = json.loads((bundled_folder("tiny-h3") / "videoaccel.json").read_text())
+    assert said | {"trained": None} == PROFILE | {"trained": None}
     assert facts.max_pixels == 256 * 256 and ModelFacts().trained
 
 
