@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import re
 import struct
 import warnings
 from collections.abc import Iterator
@@ -29,6 +30,7 @@ from videoaccel.media import (
     write_video,
 )
 
+FIX = re.compile(r"; (check|choose|give|re-encode|save|scale) ")
 CONTAINERS = {b"moov", b"trak", b"mdia", b"minf", b"stbl"}
 
 
@@ -254,17 +256,18 @@ def test_broken_references_give_one_line(tmp_path: Path) -> None:
     for name in ("cut.png", "text.png", "empty.png", "absent.png"):
         with pytest.raises(UserError) as caught:
             read_image(tmp_path / name)
-        assert "\n" not in str(caught.value) and name in str(caught.value)
+        assert "\n" not in str(caught.value) and name in str(caught.value) and FIX.search(str(caught.value))
     for name in ("text.mp4", "list.mp4", "empty.png", "absent.mp4"):
         for reader in (read_video, read_audio):
             with pytest.raises(UserError) as caught:
                 reader(tmp_path / name)
             assert "\n" not in str(caught.value) and name in str(caught.value)
+            assert FIX.search(str(caught.value))
 
 
 def test_truncated_video_is_refused(clip: Path, tmp_path: Path) -> None:
     (tmp_path / "cut.mp4").write_bytes(clip.read_bytes()[:900])
-    with pytest.raises(UserError, match=r"broken|no frame"):
+    with pytest.raises(UserError, match=r"(broken|no frame).*; re-encode"):
         read_video(tmp_path / "cut.mp4")
 
 

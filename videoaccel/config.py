@@ -198,13 +198,17 @@ class AccelConfig:
             try:
                 source = source.read_text(encoding="utf-8")
             except (OSError, UnicodeDecodeError) as error:
-                raise UserError(f"cannot read config {str(source)!r}: {error}") from error
+                raise UserError(
+                    f"cannot read config {str(source)!r}: {error}; give a YAML text file"
+                ) from error
         try:
             values = yaml.load(source, Loader=_StrictLoader)
         except UserError:
             raise
         except (yaml.YAMLError, ValueError) as error:  # ValueError: an impossible date, and the like
-            raise UserError(f"config is not valid YAML: {error}") from error
+            raise UserError(
+                f"config is not valid YAML: {error}; give a mapping such as 'tier: exact'"
+            ) from error
         except RecursionError as error:
             raise UserError(
                 "config is nested too deeply to be one; give a mapping such as 'tier: exact'"

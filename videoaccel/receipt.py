@@ -223,7 +223,7 @@ class Receipt:
         try:
             values = json.loads(text)
         except json.JSONDecodeError as error:
-            raise UserError(f"receipt is not valid JSON: {error}") from error
+            raise UserError(f"receipt is not valid JSON: {error}; give one as to_json wrote it") from error
         return cls.from_dict(values)
 
     def save(self, path: str | os.PathLike[str]) -> None:

@@ -80,5 +80,5 @@ def names(text: str) -> list[str]:
     """A comma-separated list, in order, each name once."""
     found = list(dict.fromkeys(part.strip() for part in text.split(",") if part.strip()))
     if not found:
-        raise argparse.ArgumentTypeError("the list is empty")
+        raise argparse.ArgumentTypeError("the list is empty: give a name, or several with commas between")
     return found

@@ -79,15 +79,15 @@ def existing_file(path: str | os.PathLike[str], limits: MediaLimits | None) -> P
     try:
         size = source.stat().st_size
         if not source.is_file():
-            raise UserError(f"cannot read {source}: it is not a file")
+            raise UserError(f"cannot read {source}: it is not a file; give one")
         with source.open("rb"):
             pass
     except FileNotFoundError:
         raise UserError(f"cannot read {source}: no such file; check the path") from None
     except OSError as error:
-        raise UserError(f"cannot read {shown(source)}: {error.strerror or error}") from error
+        raise UserError(f"cannot read {shown(source)}: {error.strerror or error}; check the path") from error
     if size == 0:
-        raise UserError(f"cannot read {source}: the file is empty")
+        raise UserError(f"cannot read {source}: the file is empty; save or copy it again")
     if limits is not None and size > limits.max_bytes:
         raise UserError(
             f"cannot use {source}: {size / 1e6:.0f} MB is over the limit of {limits.max_bytes / 1e6:.0f} MB;"
@@ -140,7 +140,9 @@ def read_image(
                 upright = ImageOps.exif_transpose(image)
                 return flatten(upright, background)
     except UnidentifiedImageError:
-        raise UserError(f"cannot read {source}: not a png, jpg or webp image, or broken") from None
+        raise UserError(
+            f"cannot read {source}: not a png, jpg or webp image, or broken; save it again"
+        ) from None
     except UserError:  # a ValueError, whose own message says what is wrong
         raise
     except Image.DecompressionBombError:
@@ -182,7 +184,7 @@ def read_video(path: str | os.PathLike[str], *, limits: MediaLimits | None = Non
     source = existing_file(path, limits)
     with opened(source) as container:
         if not container.streams.video:
-            raise UserError(f"cannot read {source}: it has no video stream")
+            raise UserError(f"cannot read {source}: it has no video stream; give {KINDS}")
         stream = container.streams.video[0]
         stream.thread_type = "AUTO"
         fps = float(stream.average_rate or stream.guessed_rate or 0)
@@ -203,7 +205,7 @@ def read_video(path: str | os.PathLike[str], *, limits: MediaLimits | None = Non
             if limits is not None and (len(frames) > limits.max_frames or total > limits.max_decoded_bytes):
                 raise UserError(f"cannot use {source}: too many frames to hold; give a shorter video")
     if not frames:
-        raise UserError(f"cannot read {source}: no frame could be decoded")
+        raise UserError(f"cannot read {source}: no frame could be decoded; re-encode it")
     stacked = np.stack(frames)
     # The display matrix says how far to turn the picture counter-clockwise, as ffmpeg's own player does.
     # (diffusers 0.42.1 turns the other way in its reader, which puts phone videos upside down.)
@@ -226,7 +228,7 @@ def read_audio(path: str | os.PathLike[str], *, limits: MediaLimits | None = Med
     source = existing_file(path, limits)
     with opened(source) as container:
         if not container.streams.audio:
-            raise UserError(f"cannot read {source}: it has no sound")
+            raise UserError(f"cannot read {source}: it has no sound; give a file that has")
         check_length(source, container, limits)
         sound = decode_audio(source, container, limits)
     return sound
@@ -268,7 +270,7 @@ def decode_audio(source: Path, container: Any, limits: MediaLimits | None = None
             raise UserError(f"cannot use {source}: its sound is over {limits.max_seconds:g} s; cut it")
     blocks += [block.to_ndarray() for block in resampler.resample(None)]
     if not blocks:
-        raise UserError(f"cannot read {source}: no sound could be decoded")
+        raise UserError(f"cannot read {source}: no sound could be decoded; re-encode it")
     samples = np.concatenate(blocks, axis=1).astype(np.float32, copy=False)
     if stream.duration:
         samples = samples[:, : max(1, round(float(stream.duration * stream.time_base) * rate))]
@@ -305,4 +307,6 @@ def opened(source: Path) -> Iterator[Any]:
             yield container
     except av.error.FFmpegError as error:
         reason = error.strerror or error
-        raise UserError(f"cannot read {source}: broken or not a media file ({reason})") from error
+        raise UserError(
+            f"cannot read {source}: broken or not a media file ({reason}); re-encode it, or give another"
+        ) from error

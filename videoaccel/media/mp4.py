@@ -164,4 +164,6 @@ def write_video(
                 container.mux(track.encode(block))
                 container.mux(track.encode())
     except av.error.FFmpegError as error:
-        raise UserError(f"cannot write {path}: {error.strerror or error}") from error
+        raise UserError(
+            f"cannot write {path}: {error.strerror or error}; choose another place or canvas"
+        ) from error
