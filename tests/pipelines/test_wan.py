@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -264,6 +266,18 @@ def test_a_component_that_the_run_needs_is_asked_for_at_its_start(
     setattr(pipe, without, None)
     with pytest.raises(UserError, match=f"{without}|no transformer is loaded"):
         family_of(pipe).start(pipe, Request(**BASE, **asked), **given)
+
+
+def test_ftfy_is_asked_for_where_a_prompt_is_encoded(
+    build_tiny_wan: Build, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "ftfy", None)
+    pipe, embeds = build_tiny_wan(image=True), torch.zeros(1, 512, 32)
+    family, request = family_of(pipe), Request(**BASE, first_frame=picture(0))
+    for given in (None, embeds):
+        with pytest.raises(UserError, match="pip install ftfy"):
+            family.start(pipe, request, prompt_embeds=given)
+    family.start(pipe, dataclasses.replace(request, guidance=1.0), prompt_embeds=embeds).encode()
 
 
 def test_without_decoding_no_vae_is_needed(build_tiny_wan: Build) -> None:

@@ -7,6 +7,7 @@ encode stage made, so a dense run equals `pipe(...)` bit for bit. N steps are N 
 from __future__ import annotations
 
 import copy
+import importlib.util
 import time
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
@@ -116,6 +117,9 @@ class WanFamily(Family):
         # Embeddings stand for the prompt alone; the branch without it is encoded here.
         if prompt_embeds is None or "uncond" in steps[0].branches:
             needed += ["text_encoder", "tokenizer"]
+            # diffusers' image-to-video pipeline cleans prompts with it without asking whether it is there.
+            if plan.task == "i2v" and importlib.util.find_spec("ftfy") is None:
+                raise UserError("task i2v needs the ftfy package; pip install ftfy")
         if decode or plan.task == "i2v":
             needed.append("vae")
         model = pipe.transformer

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 from typing import Any
 
 from videoaccel.errors import UserError
@@ -40,9 +39,6 @@ def resolve(pipe: Any, request: Request, text_rows: int) -> Plan:
         )
     if task == "i2v" and request.first_frame is None:
         raise UserError("task i2v needs --first-frame")
-    if task == "i2v" and importlib.util.find_spec("ftfy") is None:
-        # diffusers' image-to-video pipeline cleans prompts with it without asking whether it is there.
-        raise UserError("task i2v needs the ftfy package; pip install ftfy")
     if task == "t2v" and (request.first_frame is not None or request.last_frame is not None):
         raise UserError("task t2v takes no keyframes; drop them or load an image-to-video checkpoint")
     check_keyframes(request)
