@@ -19,6 +19,7 @@ import torch
 from evals.h3_dense import TINY
 from videoaccel.cli import bench, build_parser, main
 from videoaccel.cli.bench_loop import closed_loop
+from videoaccel.cli.values import Resolution
 from videoaccel.errors import UserError
 from videoaccel.pipelines.loading import bundled_folder
 from videoaccel.receipt import Receipt
@@ -190,6 +191,9 @@ def test_what_is_measured_depends_on_the_device(monkeypatch: pytest.MonkeyPatch)
     target = bench.choose(parsed("--seconds", "5"), gpu)
     assert (target.weights, str(target.res), target.seconds, target.notes) == ("random", "768p", 5.0, ())
     assert bench.choose(parsed("--model", "a/b"), gpu).weights == "pretrained"
+    monkeypatch.setattr(bench, "free_gb", lambda device: 85.0)
+    assert bench.choose(parsed("--res", "768p"), gpu).weights == "random"
+    assert bench.choose(parsed("--res", "1080p"), gpu).model == "tiny-h3"
     monkeypatch.setattr(bench, "free_gb", lambda device: 24.0)
     target = bench.choose(parsed("--res", "768p"), gpu)
     assert target.model == "tiny-h3" and target.res is None and "24 GB free of the 80 GB" in target.notes[0]
@@ -199,8 +203,12 @@ def test_what_is_measured_depends_on_the_device(monkeypatch: pytest.MonkeyPatch)
 
 def test_memory_estimate_goes_through_the_measured_points() -> None:
     """72.9 and 85.0 GB for the transformer at 5 and 15 s, with 5.5 GB of VAEs and 2 to spare."""
-    assert bench.full_size_gb(5) == pytest.approx(80.4)
-    assert bench.full_size_gb(15) == pytest.approx(92.5)
+    stock = Resolution(768, None, None)
+    assert bench.full_size_gb(5, stock) == pytest.approx(80.4)
+    assert bench.full_size_gb(15, stock) == pytest.approx(92.5)
+    # Activations go with the rows: three times the pixels are three times the seconds.
+    assert bench.full_size_gb(5, Resolution(None, 1344, 3 * 768)) == pytest.approx(92.5)
+    assert bench.full_size_gb(5, Resolution(1536, None, None)) == pytest.approx(80.4 + 3 * 6.05)
 
 
 @pytest.mark.parametrize(

@@ -37,12 +37,17 @@ DENSE_MARGIN = 1.03
 """The dense row may take at most this many times what bare diffusers takes; beyond it the report says so."""
 
 
-def full_size_gb(seconds: float) -> float:
-    """Decimal GB the full-size H3 and its VAEs need in bf16 at 1344x768; a line through 5 and 15 s.
+def full_size_gb(seconds: float, res: Resolution) -> float:
+    """Decimal GB the full-size H3 and its VAEs need in bf16: a line in seconds times pixels.
 
-    72.9 and 85.0 GB were measured on one H200, transformer and activations; VAEs add 5.5, and 2 are spare.
+    72.9 and 85.0 GB were measured on one H200 at 1344x768 for 5 and 15 s, transformer and activations; VAEs
+    add 5.5, and 2 are spare.
     """
-    return 72.9 + (85.0 - 72.9) * (seconds - 5) / 10 + 5.5 + 2.0
+    if res.width is not None and res.height is not None:
+        canvas = res.width * res.height / (1344 * 768)
+    else:
+        canvas = ((res.short_edge or 768) / 768) ** 2
+    return 72.9 + (85.0 - 72.9) * (seconds * canvas - 5) / 10 + 5.5 + 2.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -91,8 +96,8 @@ def choose(args: argparse.Namespace, device: torch.device) -> Target:
         UserError: random weights were asked for on a device that can't hold them.
     """
     length = args.seconds or 5.0
-    need = full_size_gb(length)
     res = args.res or Resolution(768, None, None)
+    need = full_size_gb(length, res)
     free = free_gb(device)
     if args.weights == "random":
         if args.model is not None:
