@@ -21,7 +21,10 @@ from training.skeleton import TEXT_LAYER
 TASKS = ("t2va", "ref2va", "fl2va")
 VIDEO_SHIFT, AUDIO_SHIFT = 12.0, 3.0
 CONDITION_TIME = 0.999
-SCHEDULE_TENTHS = 7
+# Of ten noise levels, this many lie evenly along the schedule, and this many on the part of it where objects
+# take form, above 0.9: at 0.98, 0.95 and 0.9 a trained network knows 72, 92 and 97 % of a true clip's cartoon.
+SCHEDULE_TENTHS, FORMING_TENTHS = 5, 3
+FORMING = 0.45
 EDGE = 16  # latent height and width of the 128 px canvas
 GRID = (EDGE // 2) ** 2  # video rows of a latent frame
 WINDOW = (5, 2)  # frames, and latent frames, of the shortest clip: what opens each chunk of a longer one
@@ -143,7 +146,10 @@ def draw_sigmas(
     """Both noise levels, tied as the schedulers tie them: most along the schedule, others even in sigma."""
     u = torch.rand(count, device=device, generator=generator)
     even = u / (VIDEO_SHIFT - (VIDEO_SHIFT - 1) * u)
-    base = torch.where(torch.arange(count, device=device) % 10 < SCHEDULE_TENTHS, u, even).clamp(5e-4, 1.0)
+    forming = FORMING + (1 - FORMING) * u
+    kind = torch.arange(count, device=device) % 10
+    base = torch.where(kind < SCHEDULE_TENTHS + FORMING_TENTHS, forming, even)
+    base = torch.where(kind < SCHEDULE_TENTHS, u, base).clamp(5e-4, 1.0)
     return tuple(shift * base / (1 + (shift - 1) * base) for shift in (VIDEO_SHIFT, AUDIO_SHIFT))
 
 

@@ -83,3 +83,19 @@ def row_weights(rows: torch.Tensor, sigma: torch.Tensor, heaviest: float) -> tor
     decided = ((0.97 - sigma) / 0.12).clamp(0, 1)[:, None]
     weights = 1 + (heaviest - 1) * decided * covered_rows(rows)
     return weights / weights.mean()
+
+
+def readout(rows: torch.Tensor, cartoons: torch.Tensor, noise: float = 0.5) -> torch.Tensor:
+    """The best linear reading of cartoons from rows under white noise: ridge regression in closed form.
+
+    Args:
+        rows: `(B, N, 4 C)` clean latents of unit variance. cartoons: `(B, N, CHANNELS)`.
+        noise: standard deviation of the noise.
+
+    Returns:
+        `(4 C, CHANNELS)` float32.
+    """
+    x, y = rows.flatten(0, 1).float(), cartoons.flatten(0, 1).float()
+    x, y = x - x.mean(0), y - y.mean(0)
+    gram = x.T @ x / len(x) + noise**2 * torch.eye(x.shape[1], device=x.device)
+    return torch.linalg.solve(gram, x.T @ y / len(x))

@@ -14,6 +14,7 @@ import torch
 
 from evals.world.render import render, scene_arrays, scene_of, soundtracks
 from evals.world.spec import SIZE, ClipSpec, draw_clip
+from training.muon import StackedMuon
 from training.parallel import Ranks
 
 
@@ -138,9 +139,7 @@ def mixed_optimizers(
         torch.optim.AdamW(rest, lr=lr, betas=(0.9, 0.98), weight_decay=0.01, fused=rest[0].is_cuda)
     ]
     if matrices:
-        optimizers.append(
-            torch.optim.Muon(matrices, lr=lr, weight_decay=0.01, adjust_lr_fn="match_rms_adamw")
-        )
+        optimizers.append(StackedMuon(matrices, lr=lr, weight_decay=0.01, adjust_lr_fn="match_rms_adamw"))
     return optimizers
 
 

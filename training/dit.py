@@ -18,7 +18,7 @@ from diffusers import AutoencoderKLMiniMaxH3, AutoencoderKLMiniMaxH3Audio
 
 from evals.batched import block_forward
 from training.batches import TASKS, Batch, Batcher, add_noise, blank_prompts, draw_sigmas, predict
-from training.cartoon import CHANNELS, SCALE, covered_rows, row_weights
+from training.cartoon import CHANNELS, SCALE, covered_rows, readout, row_weights
 from training.common import Budget, Log, descend, load_half, mixed_optimizers, save_half, scale_rates
 from training.latents import Codec, Latents, build_latents, keep_latents
 from training.parallel import Ranks
@@ -27,6 +27,7 @@ from training.skeleton import AUDIO_VAE, TRANSFORMER, VIDEO_VAE, build_models, b
 SHIPPED = ("transformer", "text_encoder")  # of what is trained here; the cartoon's head stays behind
 OBJECT_WEIGHT = 3.0
 CARTOON_WEIGHT = 0.5
+DRAWN_WEIGHT = 1.0
 CARTOON_BLOCK = 5  # whose output the cartoon is read from
 TASK_SHARES = (0.62, 0.2, 0.18)
 ANCHORS = (("first",), ("last",), ("first", "last"))
@@ -118,7 +119,14 @@ def stream_errors(
     return {"video": (video.mean(-1) * weights).mean(), "audio": audio.mean()}
 
 
-def flow_loss(networks, batch: Batch, blank: int, block_fn: Callable) -> dict[str, torch.Tensor]:
+def drawn_error(got: torch.Tensor, want: torch.Tensor, reading: torch.Tensor) -> torch.Tensor:
+    """The part of a velocity's error that shows in the cartoon: outlines count, textures do not."""
+    return ((got - want) @ reading).pow(2).mean() / SCALE
+
+
+def flow_loss(
+    networks, batch: Batch, blank: int, block_fn: Callable, reading: torch.Tensor
+) -> dict[str, torch.Tensor]:
     """Velocity errors, with prompts dropped at random, and the error of the cartoon seen in the middle."""
     sigmas = draw_sigmas(len(batch.video), batch.video.device)
     noisy = add_noise(batch, sigmas)
@@ -130,11 +138,18 @@ def flow_loss(networks, batch: Batch, blank: int, block_fn: Callable) -> dict[st
     rows = states[CARTOON_BLOCK][:, batch.layout.video[batch.layout.conditions :]]
     away = networks["cartoon"](rows).float() - batch.cartoon
     errors = stream_errors(velocities, (noisy.video_target, noisy.audio_target), weights)
-    return {**errors, "cartoon": away.pow(2).mean() / SCALE}
+    drawn = drawn_error(velocities[0], noisy.video_target, reading)
+    return {**errors, "drawn": drawn, "cartoon": away.pow(2).mean() / SCALE}
 
 
 def guided_loss(
-    networks, teacher, batch: Batch, blank: int, block_fn: Callable, guidance: float, audio_guidance: float
+    networks,
+    teacher,
+    batch: Batch,
+    blank: int,
+    block_fn: Callable,
+    reading: torch.Tensor,
+    guidance: tuple[float, float],
 ) -> dict[str, torch.Tensor]:
     """Distance to the teacher's guided velocity: the real pipeline has no guidance, so the weights get it."""
     noisy = add_noise(batch, draw_sigmas(len(batch.video), batch.video.device))
@@ -142,11 +157,11 @@ def guided_loss(
         everyone = torch.ones(len(batch.video), dtype=torch.bool, device=batch.video.device)
         with_text = predict(teacher, batch, batch.token_ids, noisy, block_fn)
         without = predict(teacher, batch, blank_prompts(batch, everyone, blank), noisy, block_fn)
-        targets = [
-            b + g * (a - b) for a, b, g in zip(with_text, without, (guidance, audio_guidance), strict=True)
-        ]
+        targets = [b + g * (a - b) for a, b, g in zip(with_text, without, guidance, strict=True)]
     velocities = predict(networks, batch, batch.token_ids, noisy, block_fn)
-    return stream_errors(velocities, targets, row_weights(batch.cartoon, noisy.video_sigma, OBJECT_WEIGHT))
+    weights = row_weights(batch.cartoon, noisy.video_sigma, OBJECT_WEIGHT)
+    errors = stream_errors(velocities, targets, weights)
+    return {**errors, "drawn": drawn_error(velocities[0], targets[0], reading)}
 
 
 @torch.no_grad()
@@ -233,6 +248,7 @@ def main() -> None:
         batchers["long"] = Batcher(latents("long", first, long_clips, 124, 24), tokenizer)
     count = min(256, arguments.clips)
     held_back = Batcher(latents("held_back", arguments.seed - 100_000, count, 39, 192), tokenizer)
+    reading = readout(whole.data.video[:2000], whole.data.cartoons[:2000])
     blank = held_back.blank
     block_fn: Callable = block_forward
     if amp and not arguments.no_compile:
@@ -247,10 +263,9 @@ def main() -> None:
 
     def losses(networks: torch.nn.ModuleDict, batch: Batch) -> dict[str, torch.Tensor]:
         if teacher is None:
-            return flow_loss(networks, batch, blank, block_fn)
-        return guided_loss(
-            networks, teacher, batch, blank, block_fn, arguments.guidance, arguments.audio_guidance
-        )
+            return flow_loss(networks, batch, blank, block_fn, reading)
+        guidance = arguments.guidance, arguments.audio_guidance
+        return guided_loss(networks, teacher, batch, blank, block_fn, reading, guidance)
 
     def run(kind: str, limit: Budget, networks, average: Average, optimizers, decay: bool, warm: int) -> int:
         parameters = list(networks.parameters())
@@ -267,8 +282,7 @@ def main() -> None:
                 parts = losses(networks, batch)
             scale_rates(optimizers, factor)
             loss = parts["video"] + AUDIO_WEIGHT * batch.heard * parts["audio"]
-            if "cartoon" in parts:
-                loss = loss + CARTOON_WEIGHT * parts["cartoon"]
+            loss = loss + DRAWN_WEIGHT * parts["drawn"] + CARTOON_WEIGHT * parts.get("cartoon", 0.0)
             norm = descend(loss, parameters, optimizers, ranks)
             average.update(networks)
             if step % 100 == 0:

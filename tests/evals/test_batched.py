@@ -106,4 +106,7 @@ def test_noise_levels_of_the_streams_are_tied_as_the_schedulers_tie_them():
     want = np.interp(video.numpy(), grids[0][::-1], grids[1][::-1])
     # Interpolating between 50 grid points costs a little where the curve bends.
     assert np.abs(want - audio.numpy()).max() < 0.02
-    assert 0.2 < float((video < 0.5).float().mean()) < 0.4
+    # Below 0.5: 1 / 13 of the half that follows the schedule, half of the even fifth, none of the rest.
+    assert abs(float((video < 0.5).float().mean()) - (0.5 / 13 + 0.1)) < 0.02
+    # Above 0.9: 4 / 7 of that half, all that is on the forming part, a tenth of the even fifth.
+    assert abs(float((video > 0.9).float().mean()) - (0.5 * 4 / 7 + 0.3 + 0.02)) < 0.03

@@ -2,7 +2,7 @@
 
 import torch
 
-from training.cartoon import CHANNELS, MOMENTS, cartoon, covered_rows, row_weights
+from training.cartoon import CHANNELS, MOMENTS, cartoon, covered_rows, readout, row_weights
 
 
 def test_one_pure_red_row_is_covered_with_hue_zero_in_every_latent_frame():
@@ -25,3 +25,12 @@ def test_rows_weigh_alike_while_places_are_open_and_by_the_given_ratio_once_deci
     decided = row_weights(rows, torch.tensor([0.5]), 3.0)
     torch.testing.assert_close(decided.mean(), torch.tensor(1.0))
     torch.testing.assert_close(decided[0, 0] / decided[0, 1], torch.tensor(3.0))
+
+
+def test_reading_is_the_wiener_filter_of_a_cartoon_that_some_channels_hold():
+    """y = x A with white x of unit variance: under noise s the best reading is A / (1 + s^2)."""
+    torch.manual_seed(0)
+    rows = torch.randn(64, 512, 12)
+    mixing = torch.randn(12, 5)
+    got = readout(rows, rows @ mixing + 3.0, noise=0.5)  # an offset is no matter
+    torch.testing.assert_close(got, mixing / 1.25, atol=0.03, rtol=0)
