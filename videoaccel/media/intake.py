@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import os
+import struct
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
@@ -131,9 +132,9 @@ def read_image(
 
     source = existing_file(path, limits)
     try:
-        # Sizes are checked here, against our own limit and with our own words.
+        # Pillow warns about sizes, which are checked here against our own limit, and about broken metadata.
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore", Image.DecompressionBombWarning)
+            warnings.simplefilter("ignore")
             with Image.open(source, formats=("PNG", "JPEG", "WEBP")) as image:
                 check_canvas(source, *image.size, limits)
                 image.load()
@@ -147,7 +148,7 @@ def read_image(
         raise
     except Image.DecompressionBombError:
         raise UserError(f"cannot use {source}: too many pixels; scale it down") from None
-    except (OSError, ValueError, SyntaxError, EOFError) as error:
+    except (OSError, ValueError, SyntaxError, EOFError, struct.error) as error:
         raise UserError(f"cannot read {source}: the image is broken ({error}); save it again") from error
 
 
@@ -186,6 +187,7 @@ def read_video(path: str | os.PathLike[str], *, limits: MediaLimits | None = Non
         if not container.streams.video:
             raise UserError(f"cannot read {source}: it has no video stream; give {KINDS}")
         stream = container.streams.video[0]
+        check_codec(source, stream)
         stream.thread_type = "AUTO"
         fps = float(stream.average_rate or stream.guessed_rate or 0)
         if fps <= 0:
@@ -257,6 +259,7 @@ def decode_audio(source: Path, container: Any, limits: MediaLimits | None = None
     import av
 
     stream = container.streams.audio[0]
+    check_codec(source, stream)
     rate = int(stream.codec_context.sample_rate)
     channels = int(stream.codec_context.channels)
     # Doubling one channel here keeps its level: ffmpeg's own upmix lowers it by 3 dB.
@@ -284,6 +287,13 @@ def decode_audio(source: Path, container: Any, limits: MediaLimits | None = None
     return Sound(np.array(np.broadcast_to(samples, (2, samples.shape[1])), order="C"), rate)
 
 
+def check_codec(source: Path, stream: Any) -> None:
+    """Refuses a stream without a decoder: PyAV opens it all the same, with no codec context."""
+    if stream.codec_context is None:
+        kind = "picture" if stream.type == "video" else "sound"
+        raise UserError(f"cannot read {source}: its {kind} is broken or of an unknown codec; re-encode it")
+
+
 def check_length(source: Path, container: Any, limits: MediaLimits | None) -> None:
     """Refuses a container that states more seconds than the limit."""
     if limits is None or container.duration is None:
@@ -303,7 +313,8 @@ def opened(source: Path) -> Iterator[Any]:
         # A playlist or a concat script would make the demuxer open other files and addresses.
         allowed = {"protocol_whitelist": "file", "format_whitelist": DEMUXERS}
         # Absolute: libav takes the "12:" of a relative path such as 12:30.mp4 for a protocol.
-        with av.open(str(source.absolute()), options=allowed) as container:
+        # Titles and the like are not always UTF-8, and are of no use here.
+        with av.open(str(source.absolute()), options=allowed, metadata_errors="replace") as container:
             yield container
     except av.error.FFmpegError as error:
         reason = error.strerror or error
