@@ -227,3 +227,39 @@ def test_sound_outside_its_range_is_refused_by_its_range(tmp_path: Path) -> None
 def test_a_sound_too_short_to_resample_is_refused() -> None:
     with pytest.raises(UserError, match="too short"):
         resample(np.zeros((2, 1), np.float32), 48_000, 16_000)
+
+
+def test_broken_metadata_of_an_image_is_no_warning_and_no_traceback(tmp_path: Path) -> None:
+    def exif(*tags: tuple[int, int, int, bytes]) -> bytes:
+        entries = b"".join(struct.pack(">HHI", *tag[:3]) + tag[3] for tag in tags)
+        return b"Exif\0\0MM\0*\0\0\0\x08" + struct.pack(">H", len(tags)) + entries
+
+    turned = (0x0112, 3, 1, b"\0\x06\0\0")
+    image = Image.new("RGB", (24, 16))
+    image.save(tmp_path / "cut.jpg", exif=exif(turned)[:-4])
+    image.save(
+        tmp_path / "odd.jpg", exif=exif((0x0100, 2, 2, b"a\0\0\0"), turned) + b"\0\0\0\0"
+    )  # width: "a"
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert read_image(tmp_path / "cut.jpg").size == (24, 16)
+        with pytest.raises(UserError, match="save it again"):
+            read_image(tmp_path / "odd.jpg")
+
+
+def test_a_stream_without_a_decoder_is_told_so(clip: Path, tmp_path: Path) -> None:
+    (tmp_path / "v.mp4").write_bytes(clip.read_bytes().replace(b"avc1", b"zzzz"))
+    with pytest.raises(UserError, match="its picture is broken or of an unknown codec; re-encode it"):
+        read_video(tmp_path / "v.mp4")
+    head = b"fmt " + struct.pack("<IHHIIHH", 16, 0xABCD, 1, 8000, 16000, 2, 16)
+    body = b"WAVE" + head + b"data" + struct.pack("<I", 1600) + bytes(1600)
+    (tmp_path / "s.wav").write_bytes(b"RIFF" + struct.pack("<I", len(body)) + body)
+    with pytest.raises(UserError, match="its sound is broken or of an unknown codec; re-encode it"):
+        read_audio(tmp_path / "s.wav")
+
+
+def test_titles_that_are_no_utf8_do_no_harm(clip: Path, tmp_path: Path) -> None:
+    whole = clip.read_bytes()
+    assert b"Lavf" in whole
+    (tmp_path / "latin.mp4").write_bytes(whole.replace(b"Lavf", b"\xe9\xe9vf"))
+    assert (read_video(tmp_path / "latin.mp4").frames == read_video(clip).frames).all()
