@@ -135,7 +135,7 @@ class Evaluation:
         rows = self._keep(f"dense{suffix}", judge_clips(clips, specs))
         self.metrics.update({f"{key}{suffix}": value for key, value in shares(rows, FLAGS).items()})
         two = [row for row in rows if row["objects"] == 2]
-        self.metrics[f"all_two_objects{suffix}"] = shares(two, ["all"])["all"]
+        self.metrics[f"all_two_objects{suffix}"] = shares(two, ["all"]).get("all")
         self.metrics[f"sharpness{suffix}"] = float(np.mean([row["sharpness"] for row in rows]))
         if not suffix:
             self.dense = [frames for frames, _ in clips]
@@ -150,9 +150,10 @@ class Evaluation:
             rows = self._keep(f"plain{forwards}", judge_clips(clips, specs))
             self.metrics[f"all_{forwards}_plain_steps"] = shares(rows, ["all"])["all"]
 
-    def references(self, batch: int, frames: int = 39, suffix: str = "") -> None:
+    def references(self, frames: int, batch: int, suffix: str = "", count: int | None = None) -> None:
         specs = [
-            draw_clip(FIRST_SEED + i, frames=frames, held_out=True, objects=1) for i in range(self.count)
+            draw_clip(FIRST_SEED + i, frames=frames, held_out=True, objects=1)
+            for i in range(count or self.count)
         ]
         clips = self._decoded(self.sampler.sample(specs, task="ref2va", batch=batch))
         rows = self._keep(f"ref2va{suffix}", judge_clips(clips, specs, reference=True))
@@ -189,7 +190,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     )
     parser.add_argument("--model", default="tiny-h3")
     parser.add_argument("--clips", type=int, default=500)
-    parser.add_argument("--long-clips", type=int, default=200, help="clips of 124 frames")
+    parser.add_argument("--long-clips", type=int, default=500, help="clips of 124 frames")
     parser.add_argument("--batch", type=int, default=64)
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument(
@@ -221,7 +222,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     batch = arguments.batch
     questions: list[Callable[[], None]] = [
         lambda: evaluation.dense_clips(39, batch),
-        lambda: evaluation.references(batch),
+        lambda: evaluation.references(39, batch),
     ]
     for forwards in (25, 12, 8, 4):
         judged = not arguments.quick
@@ -232,6 +233,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             lambda: evaluation.verifier(39),
             lambda: evaluation.verifier(124, "_124"),
             lambda: evaluation.dense_clips(124, max(1, batch // 3), "_124", arguments.long_clips),
+            lambda: evaluation.references(124, max(1, batch // 3), "_124", arguments.long_clips),
             lambda: evaluation.keyframes(batch),
         ]
     # Saved after each question: a run that is cut off keeps what it has, and says that it is not complete.

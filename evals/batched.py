@@ -2,7 +2,7 @@
 
 The stock MiniMax-H3 forward shares one set of timesteps over a batch and encodes one request at a time. Here
 each sample has its own timesteps, and a batch shares one layout (same task, canvas, frames and text length).
-tests/training/test_forward.py holds both against the stock forward.
+tests/evals/test_batched.py holds both against the stock forward.
 """
 
 from collections.abc import Sequence

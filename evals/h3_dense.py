@@ -98,8 +98,6 @@ class Bench:
         warm = self.encoded(case.frames, 1)
         say(f"{case.key}: {case.frames} frames, {warm.layout.rows} rows; warming up", clock)
         warm.denoise()
-        if self.device.type == "cuda":
-            torch.cuda.reset_peak_memory_stats(self.device)
         row: dict[str, Any] = {
             "case": case.key,
             "frames": case.frames,
@@ -107,6 +105,8 @@ class Bench:
             "forward_s": [],
             "loop_s_per_forward": [],
             "bare_diffusers_loop_s_per_forward": [],
+            "peak_gb": [],
+            "peak_reserved_gb": [],
         }
         self.rows.append(row)
         for block in range(case.blocks):
@@ -115,7 +115,12 @@ class Bench:
             for side in sides if block % 2 == 0 else reversed(sides):
                 run = self.encoded(case.frames, case.forwards)
                 if side == "ours":
+                    if self.device.type == "cuda":
+                        torch.cuda.reset_peak_memory_stats(self.device)
                     run.denoise()
+                    if self.device.type == "cuda":
+                        row["peak_gb"].append(torch.cuda.max_memory_allocated(self.device) / 1e9)
+                        row["peak_reserved_gb"].append(torch.cuda.max_memory_reserved(self.device) / 1e9)
                     row["forward_s"] += run.timings.step_s
                     row["loop_s_per_forward"].append(run.timings.denoise_s / case.forwards)
                     say(f"{case.key}: forwards {', '.join(f'{s:.3f}' for s in run.timings.step_s)} s", clock)
@@ -134,10 +139,9 @@ class Bench:
         row["forwards_timed"] = len(row["forward_s"])
         self.metrics[f"forward_s_{key}"] = median
         self.metrics[f"clip_s_{key}_extrapolated"] = CLIP_FORWARDS * median
-        if self.device.type == "cuda":
-            # The allocator's high-water mark: the transformer and its activations are all there is.
-            self.metrics[f"peak_gb_{key}"] = torch.cuda.max_memory_allocated(self.device) / 1e9
-            row["peak_reserved_gb"] = torch.cuda.max_memory_reserved(self.device) / 1e9
+        if row["peak_gb"]:
+            # The allocator's high-water mark over our own forwards: the transformer and its activations.
+            self.metrics[f"peak_gb_{key}"] = max(row["peak_gb"])
         if bare := row["bare_diffusers_loop_s_per_forward"]:
             ratio = statistics.median(row["loop_s_per_forward"]) / statistics.median(bare)
             self.metrics["ratio_to_bare_diffusers"] = ratio

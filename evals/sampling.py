@@ -8,7 +8,7 @@ for the same seed, so a clip equals the pipeline's own up to the rounding of bat
 
 import copy
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -27,7 +27,6 @@ from evals.batched import (
     TEXT_TAG,
     VIDEO_TAG,
     Layout,
-    block_forward,
     make_layout,
     presentation,
     text_forward,
@@ -52,7 +51,6 @@ class Sampled:
 @dataclass
 class _Request:
     spec: ClipSpec
-    seed: int
     ids: list[int]
     tags: list[int]
     images: list[np.ndarray]  # the vision tower's pictures, (H, W, 3) uint8
@@ -65,7 +63,6 @@ class Sampler:
         pipe: a MiniMax-H3 pipeline whose text encoder reads `text_layer`.
         device: where to run; the networks are moved there.
         amp: bfloat16 autocast, for accelerators.
-        compiled: compile the blocks (worth its minute for hundreds of clips).
         guidance: video and audio weights of classifier-free guidance against blank prompts; for a model into
             which no guidance has been distilled yet.
     """
@@ -76,7 +73,6 @@ class Sampler:
         device: torch.device,
         *,
         amp: bool = False,
-        compiled: bool = False,
         guidance: tuple[float, float] | None = None,
     ) -> None:
         self.pipe, self.device, self.amp, self.guidance = pipe, device, amp, guidance
@@ -84,12 +80,8 @@ class Sampler:
         self.transformer = transformer if transformer is not None else pipe.transformer_ref
         for network in (self.transformer, pipe.text_encoder, pipe.vae, pipe.audio_vae):
             network.to(device).eval()
-        self.block_fn: Callable[..., torch.Tensor] = block_forward
-        if compiled:
-            torch._dynamo.config.suppress_errors = True
-            self.block_fn = torch.compile(block_forward, dynamic=True)
 
-    def _prepare(self, spec: ClipSpec, seed: int, task: str, anchors: tuple[str, ...], size: int) -> _Request:
+    def _prepare(self, spec: ClipSpec, task: str, anchors: tuple[str, ...], size: int) -> _Request:
         tokenizer = self.pipe.tokenizer
         images: list[np.ndarray] = []
         if task == "ref2va":
@@ -101,7 +93,7 @@ class Sampler:
         ids, tags = presentation(tokenizer, [i.shape[0] // 32 * (i.shape[1] // 32) for i in images])
         prompt = spec.reference_prompt() if task == "ref2va" else spec.caption()
         words = tokenizer(prompt, add_special_tokens=False)["input_ids"]
-        return _Request(spec, seed, ids + words, tags + [TEXT_TAG] * len(words), images)
+        return _Request(spec, ids + words, tags + [TEXT_TAG] * len(words), images)
 
     @torch.no_grad()
     def sample(
@@ -111,7 +103,6 @@ class Sampler:
         forwards: int = 49,
         task: str = "t2va",
         anchors: tuple[str, ...] = (),
-        seeds: Sequence[int] | None = None,
         batch: int = 64,
         size: int = 128,
     ) -> list[Sampled]:
@@ -122,12 +113,10 @@ class Sampler:
             forwards: network evaluations; diffusers calls this `num_inference_steps - 1`.
             task: `t2va`, `ref2va` (the first object's still is the reference) or `fl2va` (see `anchors`).
             anchors: which keyframes of the true clip condition `fl2va`: "first", "last".
-            seeds: one a clip; the spec's own by default.
         """
         groups: dict[tuple[int, ...], list[tuple[int, _Request]]] = defaultdict(list)
         for index, spec in enumerate(specs):
-            seed = seeds[index] if seeds is not None else spec.seed
-            request = self._prepare(spec, seed, task, anchors, size)
+            request = self._prepare(spec, task, anchors, size)
             groups[tuple(request.tags)].append((index, request))
         done: dict[int, Sampled] = {}
         for tags, members in groups.items():
@@ -146,7 +135,7 @@ class Sampler:
 
     def _start(self, request: _Request, frames: int, edge: int, audio: int) -> tuple[torch.Tensor, ...]:
         """Condition rows, video rows and audio rows of one request, drawn in the stock order on the CPU."""
-        generator = torch.Generator().manual_seed(request.seed)
+        generator = torch.Generator().manual_seed(request.spec.seed)
         channels = self.pipe.vae.config.latent_channels
         kept = []
         for condition in self._conditions(request):
@@ -233,8 +222,7 @@ class Sampler:
             with torch.autocast(self.device.type, torch.bfloat16, enabled=self.amp):
                 rows, levels = torch.cat([kept, video], dim=1), now.expand(len(video), -1)
                 answers = [
-                    transformer_forward(self.transformer, layout, rows, sound, text, levels, self.block_fn)
-                    for text in texts
+                    transformer_forward(self.transformer, layout, rows, sound, text, levels) for text in texts
                 ]
             velocity, audio_velocity = answers[0]
             if self.guidance is not None:

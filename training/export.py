@@ -23,7 +23,8 @@ def main() -> None:
     codec = load_codec(arguments.codec, torch.device("cpu"))
     networks = load_networks(arguments.networks, torch.device("cpu"))
     shipped = {name: networks[name] for name in SHIPPED}
-    save_folder({"vae": codec.vae, "audio_vae": codec.audio_vae, **shipped}, arguments.out)
+    models = {"vae": codec.vae, "audio_vae": codec.audio_vae, **shipped}
+    save_folder(models, arguments.out, trained=arguments.networks is not None)
 
 
 if __name__ == "__main__":

@@ -84,7 +84,6 @@ PROFILE = {
     "canvas": [CANVAS, CANVAS],
     "max_pixels": 4 * CANVAS * CANVAS,
     "max_prompt_tokens": 256,
-    "trained": False,
 }
 IMAGE_PROCESSOR = {
     "image_processor_type": "Qwen2VLImageProcessor",
@@ -203,8 +202,11 @@ def _index() -> dict[str, object]:
     return index
 
 
-def save_folder(models: dict[str, torch.nn.Module], out: Path) -> None:
-    """Write the folder; weights as float16 (11 bits of mantissa against bfloat16's 8, same size)."""
+def save_folder(models: dict[str, torch.nn.Module], out: Path, *, trained: bool = False) -> None:
+    """Write the folder, which says whether the networks are `trained`.
+
+    Weights as float16: 11 bits of mantissa against bfloat16's 8, at the same size.
+    """
     tokenizer = build_tokenizer()
     out.mkdir(parents=True, exist_ok=True)
     for name, model in models.items():
@@ -218,7 +220,7 @@ def save_folder(models: dict[str, torch.nn.Module], out: Path) -> None:
     MiniMaxH3Scheduler(shift=12.0).save_pretrained(out / "scheduler")
     MiniMaxH3Scheduler(shift=3.0).save_pretrained(out / "audio_scheduler")
     (out / "modular_model_index.json").write_text(json.dumps(_index(), indent=2) + "\n")
-    (out / "videoaccel.json").write_text(json.dumps(PROFILE, indent=2) + "\n")
+    (out / "videoaccel.json").write_text(json.dumps({**PROFILE, "trained": trained}, indent=2) + "\n")
     for path in out.rglob("*"):
         # safetensors writes for the owner alone; a wheel is for everyone.
         path.chmod(0o755 if path.is_dir() else 0o644)

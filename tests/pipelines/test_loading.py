@@ -199,7 +199,7 @@ def test_facts_of_the_bundled_model() -> None:
     assert facts.canvas == (128, 128) and facts.family == "minimax_h3"
     # Whether it is trained changes with the weights; the rest is the architecture's.
     said = json.loads((bundled_folder("tiny-h3") / "videoaccel.json").read_text())
-    assert said | {"trained": None} == PROFILE | {"trained": None}
+    assert said | {"trained": None} == {**PROFILE, "trained": None}
     assert facts.max_pixels == 256 * 256 and ModelFacts().trained
 
 
