@@ -302,6 +302,7 @@ def test_long_names_are_refused_in_one_line(
         ("- exact", "holds no settings"),
         ("exact", "holds no settings"),
         ("tier: [", "--config c.yaml"),
+        ("[" * 3000, "nested too deeply"),
         (None, "no such"),
     ],
 )

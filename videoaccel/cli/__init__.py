@@ -7,8 +7,11 @@ import errno
 import importlib
 import io
 import os
+import signal
 import sys
-from collections.abc import Sequence
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any, NoReturn
 
 from videoaccel.errors import RequestError, UserError, nearest
@@ -65,6 +68,34 @@ def prepare_process() -> None:
             stream.reconfigure(errors="backslashreplace")
 
 
+class Stopped(KeyboardInterrupt):
+    """A signal that ends the command as Ctrl-C does: with what was begun cleaned up."""
+
+    def __init__(self, number: int) -> None:
+        super().__init__()
+        self.number = number
+
+
+@contextmanager
+def ended_by_signals() -> Iterator[None]:
+    """Turns SIGTERM and SIGHUP, which would leave a half-written file behind, into `Stopped`."""
+
+    def stop(number: int, frame: object) -> NoReturn:
+        raise Stopped(number)
+
+    # One that is ignored stays so (nohup), and Python takes signals on the main thread alone.
+    main_thread = threading.current_thread() is threading.main_thread()
+    signals = [signal.SIGTERM, signal.SIGHUP] if main_thread else []
+    taken = [number for number in signals if signal.getsignal(number) is signal.SIG_DFL]
+    for number in taken:
+        signal.signal(number, stop)
+    try:
+        yield
+    finally:
+        for number in taken:
+            signal.signal(number, signal.SIG_DFL)
+
+
 def build_parser() -> Parser:
     """The whole command line."""
     from videoaccel import __version__
@@ -86,12 +117,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Runs a command.
 
     Returns:
-        0; 2 for what the user can fix, 1 for a request that failed on its own, 130 for Ctrl-C.
+        0; 2 for what the user can fix, 1 for a request that failed on its own, 128 plus its number for a
+        signal that ended it (130 for Ctrl-C).
     """
     prepare_process()
     try:
-        args = build_parser().parse_args(argv)
-        code: int = args.run(args)
+        with ended_by_signals():
+            args = build_parser().parse_args(argv)
+            code: int = args.run(args)
         return code
     except UserError as error:
         print(f"error: {error}", file=sys.stderr)
@@ -105,9 +138,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         where = f"{shown(os.fsdecode(error.filename))}: " if isinstance(error.filename, str | bytes) else ""
         print(f"error: {where}{error.strerror}; choose another file or folder", file=sys.stderr)
         return UserError.exit_code
-    except KeyboardInterrupt:
+    except KeyboardInterrupt as stop:
         print("stopped; nothing was written", file=sys.stderr)
-        return 130
+        return 128 + (stop.number if isinstance(stop, Stopped) else signal.SIGINT)
     except RuntimeError as error:
         torch = sys.modules.get("torch")
         if torch is None or not isinstance(error, torch.OutOfMemoryError):

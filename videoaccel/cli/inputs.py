@@ -118,7 +118,7 @@ def read_config(path: str) -> AccelConfig:
         raise UserError(f"--config {path} is not text; give a YAML file such as 'tier: exact'") from None
     try:
         values = yaml.safe_load(text)
-    except (yaml.YAMLError, ValueError):
+    except (yaml.YAMLError, ValueError, RecursionError):
         values = {}  # from_yaml says what is wrong
     if values is not None and not isinstance(values, dict):
         raise UserError(f"--config {path} holds no settings; write lines such as 'tier: exact'")
