@@ -10,32 +10,30 @@ import argparse
 import copy
 import json
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 
 import torch
 from diffusers import AutoencoderKLMiniMaxH3, AutoencoderKLMiniMaxH3Audio
 
 from evals.batched import block_forward
-from training.batches import TASKS, Batch, Batcher, add_noise, blank_prompts, draw_sigmas, predict
-from training.cartoon import CHANNELS, SCALE, covered_rows, readout, row_weights
+from training.batches import TASKS, Batch, Batcher, add_noise, draw_sigmas, predict
+from training.cartoon import CHANNELS, covered_rows, readout
 from training.common import Budget, Log, descend, load_half, mixed_optimizers, save_half, scale_rates
 from training.latents import Codec, Latents, build_latents, keep_latents
+from training.losses import Teacher, flow_loss, guided_loss, stream_errors
 from training.parallel import Ranks
 from training.skeleton import AUDIO_VAE, TRANSFORMER, VIDEO_VAE, build_models, build_tokenizer
 
 SHIPPED = ("transformer", "text_encoder")  # of what is trained here; the cartoon's head stays behind
-OBJECT_WEIGHT = 3.0
 CARTOON_WEIGHT = 0.5
 DRAWN_WEIGHT = 1.0
-CARTOON_BLOCK = 5  # whose output the cartoon is read from
 TASK_SHARES = (0.62, 0.2, 0.18)
 ANCHORS = (("first",), ("last",), ("first", "last"))
 AUDIO_WEIGHT = 0.25
 LONG_SHARE = 0.12
 SHORT_SHARE = 0.35
 SHORT_SCALE = 5  # clips in a batch of windows for one in a batch of whole clips: about as many rows
-DROP_SHARE = 0.12
 
 
 def load_codec(folder: Path, device: torch.device) -> Codec:
@@ -111,59 +109,6 @@ def draw_batch(batchers: dict[str, Batcher], size: int, chooser: torch.Generator
     return batchers["whole"].draw(task, size, anchors)
 
 
-def stream_errors(
-    got: Sequence[torch.Tensor], want: Sequence[torch.Tensor], weights: torch.Tensor
-) -> dict[str, torch.Tensor]:
-    """Mean squared velocity error of the video, its rows weighted, and of the audio."""
-    video, audio = ((a - b).pow(2) for a, b in zip(got, want, strict=True))
-    return {"video": (video.mean(-1) * weights).mean(), "audio": audio.mean()}
-
-
-def drawn_error(got: torch.Tensor, want: torch.Tensor, reading: torch.Tensor) -> torch.Tensor:
-    """The part of a velocity's error that shows in the cartoon: outlines count, textures do not."""
-    return ((got - want) @ reading).pow(2).mean() / SCALE
-
-
-def flow_loss(
-    networks, batch: Batch, blank: int, block_fn: Callable, reading: torch.Tensor
-) -> dict[str, torch.Tensor]:
-    """Velocity errors, with prompts dropped at random, and the error of the cartoon seen in the middle."""
-    sigmas = draw_sigmas(len(batch.video), batch.video.device)
-    noisy = add_noise(batch, sigmas)
-    dropped = torch.rand(len(batch.video), device=batch.video.device) < DROP_SHARE
-    states: list[torch.Tensor] = []
-    ids = blank_prompts(batch, dropped, blank)
-    velocities = predict(networks, batch, ids, noisy, block_fn, states)
-    weights = row_weights(batch.cartoon, noisy.video_sigma, OBJECT_WEIGHT)
-    rows = states[CARTOON_BLOCK][:, batch.layout.video[batch.layout.conditions :]]
-    away = networks["cartoon"](rows).float() - batch.cartoon
-    errors = stream_errors(velocities, (noisy.video_target, noisy.audio_target), weights)
-    drawn = drawn_error(velocities[0], noisy.video_target, reading)
-    return {**errors, "drawn": drawn, "cartoon": away.pow(2).mean() / SCALE}
-
-
-def guided_loss(
-    networks,
-    teacher,
-    batch: Batch,
-    blank: int,
-    block_fn: Callable,
-    reading: torch.Tensor,
-    guidance: tuple[float, float],
-) -> dict[str, torch.Tensor]:
-    """Distance to the teacher's guided velocity: the real pipeline has no guidance, so the weights get it."""
-    noisy = add_noise(batch, draw_sigmas(len(batch.video), batch.video.device))
-    with torch.no_grad():
-        everyone = torch.ones(len(batch.video), dtype=torch.bool, device=batch.video.device)
-        with_text = predict(teacher, batch, batch.token_ids, noisy, block_fn)
-        without = predict(teacher, batch, blank_prompts(batch, everyone, blank), noisy, block_fn)
-        targets = [b + g * (a - b) for a, b, g in zip(with_text, without, guidance, strict=True)]
-    velocities = predict(networks, batch, batch.token_ids, noisy, block_fn)
-    weights = row_weights(batch.cartoon, noisy.video_sigma, OBJECT_WEIGHT)
-    errors = stream_errors(velocities, targets, weights)
-    return {**errors, "drawn": drawn_error(velocities[0], targets[0], reading)}
-
-
 @torch.no_grad()
 def validate(networks, batcher: Batcher, blank: int, amp: bool) -> dict[str, float]:
     """Loss on fixed unseen clips, noise and levels; not compiled, which would take longer than it saves."""
@@ -210,6 +155,8 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--trial-seconds", type=float, default=45)
     parser.add_argument("--guidance", type=float, default=4.0)
     parser.add_argument("--audio-guidance", type=float, default=2.0)
+    parser.add_argument("--worse", type=Path, help="an earlier folder of this script, to be led away from")
+    parser.add_argument("--away", type=float, default=2.0, help="how far, in steps from there to --resume")
     parser.add_argument("--seed", type=int, default=30_000_000)
     parser.add_argument(
         "--keep-latents", type=Path, help="a folder for latents, which the next run of the same seed loads"
@@ -255,17 +202,19 @@ def main() -> None:
         torch._dynamo.config.suppress_errors = True
         torch._dynamo.config.cache_size_limit = 64
         block_fn = torch.compile(block_forward, dynamic=True)
-    teacher = (
-        load_networks(arguments.resume, device).requires_grad_(False).eval()
-        if arguments.mode == "distill"
-        else None
-    )
+    teacher = None
+    if arguments.mode == "distill":
+        frozen = [
+            folder and load_networks(folder, device).requires_grad_(False).eval()
+            for folder in (arguments.resume, arguments.worse)
+        ]
+        guidance = arguments.guidance, arguments.audio_guidance
+        teacher = Teacher(networks=frozen[0], guidance=guidance, worse=frozen[1], away=arguments.away)
 
     def losses(networks: torch.nn.ModuleDict, batch: Batch) -> dict[str, torch.Tensor]:
         if teacher is None:
             return flow_loss(networks, batch, blank, block_fn, reading)
-        guidance = arguments.guidance, arguments.audio_guidance
-        return guided_loss(networks, teacher, batch, blank, block_fn, reading, guidance)
+        return guided_loss(networks, teacher, batch, blank, block_fn, reading)
 
     def run(kind: str, limit: Budget, networks, average: Average, optimizers, decay: bool, warm: int) -> int:
         parameters = list(networks.parameters())

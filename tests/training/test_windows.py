@@ -4,10 +4,7 @@ import pytest
 import torch
 from diffusers import AutoencoderKLMiniMaxH3
 
-from evals.world.spec import draw_clip
 from training.batches import Batcher
-from training.cartoon import CHANNELS
-from training.latents import Latents
 from training.skeleton import VIDEO_VAE, build_tokenizer
 from training.video_vae import encode_moments
 
@@ -23,30 +20,10 @@ def test_a_chunk_opens_with_the_latents_of_a_clip_of_five_frames():
         torch.testing.assert_close(whole[:, :, 5 * chunk : 5 * chunk + 2], alone, atol=2e-5, rtol=1e-4)
 
 
-def numbered(count: int) -> Latents:
-    """Clips of 39 frames whose rows say which latent frame, or audio latent, they are of."""
-    frames = torch.arange(12.0).repeat_interleave(64)[None, :, None]
-    sound = torch.arange(65.0).repeat(2)[None, :, None]
-    none = torch.zeros(count)
-    return Latents(
-        specs=[draw_clip(seed, frames=39) for seed in range(count)],
-        video=frames.expand(count, -1, 96),
-        audio=sound.expand(count, -1, 32),
-        reference=none,
-        stills=none,
-        ends=none,
-        end_images=none,
-        cartoons=frames.expand(count, -1, CHANNELS),
-        frames=39,
-        latent_frames=12,
-        audio_latents=65,
-    )
-
-
 @pytest.mark.parametrize("seed", range(6))
-def test_a_window_holds_two_latent_frames_and_the_sound_beside_them(seed):
+def test_a_window_holds_two_latent_frames_and_the_sound_beside_them(seed, numbered):
     torch.manual_seed(seed)
-    batcher = Batcher(numbered(6), build_tokenizer())
+    batcher = Batcher(numbered, build_tokenizer())
     batch = batcher.short().draw("t2va", 3)
     first = int(batch.video[0, 0, 0])
     assert first in (0, 5, 10)
