@@ -17,6 +17,7 @@ import numpy as np
 import numpy.typing as npt
 from PIL import Image, ImageDraw, ImageFont
 
+from videoaccel.cli.values import whole
 from videoaccel.errors import UserError
 from videoaccel.files import replacing
 from videoaccel.media import check_writable, read_video
@@ -68,7 +69,9 @@ def difference_sheet(
 ) -> Image.Image:
     """Two clips of one shape and, below them, the size of their difference times `gain`."""
     if a_THWC.shape != b_THWC.shape:
-        raise UserError(f"the clips differ in shape: {a_THWC.shape} and {b_THWC.shape}")
+        raise UserError(
+            f"the clips differ in shape: {a_THWC.shape} and {b_THWC.shape}; give --rows for no difference"
+        )
     chosen = pick(len(a_THWC), columns)
     a, b = a_THWC[chosen], b_THWC[chosen]
     size = np.abs(b.astype(np.float32) - a.astype(np.float32)) * gain
@@ -92,7 +95,8 @@ def strip(clip_THWC: Frames, columns: int, height: int | None) -> Frames:
 
 
 def fitted(text: str, width: int, draw: ImageDraw.ImageDraw, font: Any) -> str:
-    """The text, cut with an ellipsis where it would run over the sheet's edge."""
+    """The text in one line, cut with an ellipsis where it would run over the sheet's edge."""
+    text = " ".join(text.split())
     if draw.textlength(text, font=font) <= width:
         return text
     while text and draw.textlength(text + "…", font=font) > width:
@@ -116,7 +120,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument(
         "--rows", action="store_true", help="one clip a row and no difference, for two clips too"
     )
-    parser.add_argument("--columns", type=int, default=8)
+    parser.add_argument("--columns", type=whole(1), default=8, help="frames across; default: 8")
     parser.add_argument("--label", action="append", help="one a clip, in order; file names by default")
     args = parser.parse_args(argv)
     try:

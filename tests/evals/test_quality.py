@@ -257,6 +257,21 @@ def test_contact_sheet_command(
     assert heights == [3, 2, 1]
     assert contact_sheet.main([*pair, "--label", "one", "-o", str(out)]) == 2
     assert "--label once a clip" in capsys.readouterr().err
+    assert contact_sheet.main([pair[0], "--label", "two\nlines", "-o", str(out)]) == 0
+    for columns in ("0", "-3"):
+        with pytest.raises(SystemExit) as stopped:
+            contact_sheet.main([*pair, "--columns", columns, "-o", str(out)])
+        assert stopped.value.code == 2 and "whole number of 1 or more" in capsys.readouterr().err
+
+
+def test_clips_of_two_lengths_are_told_how_to_be_shown(
+    pair: tuple[str, str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write_video(tmp_path / "short.mp4", np.zeros((3, 64, 96, 3), np.uint8))
+    argv = [pair[0], str(tmp_path / "short.mp4"), "-o", str(tmp_path / "sheet.png")]
+    assert contact_sheet.main(argv) == 2
+    assert "give --rows" in capsys.readouterr().err
+    assert contact_sheet.main([*argv, "--rows"]) == 0
 
 
 def test_result_file(tmp_path: Path) -> None:
