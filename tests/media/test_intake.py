@@ -5,14 +5,17 @@ from __future__ import annotations
 import io
 import re
 import struct
+import subprocess
 import warnings
 from pathlib import Path
 
 import av
+import imageio_ffmpeg
 import numpy as np
 import pytest
 from PIL import Image
 
+from tests.media.conftest import moving_square
 from videoaccel.errors import UserError
 from videoaccel.media import (
     MediaLimits,
@@ -21,6 +24,7 @@ from videoaccel.media import (
     read_image,
     read_video,
     resample,
+    write_video,
 )
 
 FIX = re.compile(r"; (check|choose|give|re-encode|save|scale) ")
@@ -103,6 +107,46 @@ def test_truncated_video_is_refused(clip: Path, tmp_path: Path) -> None:
     (tmp_path / "cut.mp4").write_bytes(clip.read_bytes()[:900])
     with pytest.raises(UserError, match=r"(broken|no frame).*; re-encode"):
         read_video(tmp_path / "cut.mp4")
+
+
+@pytest.mark.parametrize("stream", ["picture", "sound"])
+def test_an_mp4_cut_short_is_not_a_shorter_clip(stream: str, tmp_path: Path) -> None:
+    """The index is at the front, so the container opens; the tail of its samples is not in the file."""
+    path = tmp_path / "cut.mp4"
+    write_video(path, moving_square(12), fps=24, audio=np.zeros((2, 16_000), np.float32), rate=32_000)
+    data = path.read_bytes()
+    read = read_video if stream == "picture" else read_audio
+    assert read(path)  # whole, it is read
+    # One byte of the last sample is missing, and then a tenth of them all.
+    with av.open(str(path)) as container:
+        tracks = container.streams.video if stream == "picture" else container.streams.audio
+        index = [(entry.pos, entry.size) for entry in tracks[0].index_entries]
+    last, early = max(pos + size for pos, size in index) - 1, index[len(index) // 4][0]
+    for length, there in ((last, len(index) - 1), (early, len(index) // 4)):
+        path.write_bytes(data[:length])
+        with pytest.raises(UserError, match=f"cut short, {there} of its {len(index)} .*; copy") as caught:
+            read(path)
+        assert "\n" not in str(caught.value)
+
+
+def test_an_edit_list_is_no_missing_frame(clip: Path, tmp_path: Path) -> None:
+    """Half of the samples left out by the container, which still counts them in its header."""
+    ffmpeg = imageio_ffmpeg.get_ffmpeg_exe()
+    command = [ffmpeg, "-v", "error", "-ss", "0.8", "-i", str(clip), "-c", "copy", str(tmp_path / "cut.mp4")]
+    subprocess.run(command, check=True)
+    with av.open(str(tmp_path / "cut.mp4")) as container:
+        counted = container.streams.video[0].frames
+    assert 0 < len(read_video(tmp_path / "cut.mp4").frames) < counted
+
+
+@pytest.mark.parametrize("ending", ["mkv", "mp4"])
+def test_a_header_that_gives_no_count_is_read(ending: str, clip: Path, tmp_path: Path) -> None:
+    options = ["-movflags", "empty_moov+frag_keyframe"] if ending == "mp4" else []
+    path, ffmpeg = tmp_path / f"other.{ending}", imageio_ffmpeg.get_ffmpeg_exe()
+    subprocess.run([ffmpeg, "-v", "error", "-i", str(clip), "-c", "copy", *options, str(path)], check=True)
+    with av.open(str(path)) as container:
+        assert ending == "mp4" or container.streams.video[0].frames == 0
+    assert len(read_video(path).frames) == 39
 
 
 def test_limits_of_references(clip: Path, tmp_path: Path) -> None:
@@ -227,6 +271,13 @@ def test_sound_outside_its_range_is_refused_by_its_range(tmp_path: Path) -> None
 def test_a_sound_too_short_to_resample_is_refused() -> None:
     with pytest.raises(UserError, match="too short"):
         resample(np.zeros((2, 1), np.float32), 48_000, 16_000)
+
+
+def test_a_sample_rate_of_no_sound_is_named() -> None:
+    with pytest.raises(UserError, match="1 samples a second is none; give one of 1000 Hz"):
+        resample(np.zeros((2, 10), np.float32), 1, 32_000)
+    # The lowest that is taken is resampled to its whole length.
+    assert resample(np.zeros((2, 1_000), np.float32), 1_000, 32_000).shape == (2, 32_000)
 
 
 def test_broken_metadata_of_an_image_is_no_warning_and_no_traceback(tmp_path: Path) -> None:

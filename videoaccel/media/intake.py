@@ -188,6 +188,7 @@ def read_video(path: str | os.PathLike[str], *, limits: MediaLimits | None = Non
             raise UserError(f"cannot read {source}: it has no video stream; give {KINDS}")
         stream = container.streams.video[0]
         check_codec(source, stream)
+        check_whole(source, container, stream)
         stream.thread_type = "AUTO"
         fps = float(stream.average_rate or stream.guessed_rate or 0)
         if fps <= 0:
@@ -260,6 +261,7 @@ def decode_audio(source: Path, container: Any, limits: MediaLimits | None = None
 
     stream = container.streams.audio[0]
     check_codec(source, stream)
+    check_whole(source, container, stream)
     rate = int(stream.codec_context.sample_rate)
     channels = int(stream.codec_context.channels)
     # Doubling one channel here keeps its level: ffmpeg's own upmix lowers it by 3 dB.
@@ -292,6 +294,25 @@ def check_codec(source: Path, stream: Any) -> None:
     if stream.codec_context is None:
         kind = "picture" if stream.type == "video" else "sound"
         raise UserError(f"cannot read {source}: its {kind} is broken or of an unknown codec; re-encode it")
+
+
+def check_whole(source: Path, container: Any, stream: Any) -> None:
+    """Refuses an mp4 whose index names samples beyond the end of the file: libav would stop there in silence.
+
+    The index, and not the header's count of frames: that one also counts what an edit list leaves out. Other
+    containers have no such index, and PyAV before 16 doesn't show it; there nothing is checked.
+    """
+    if "mp4" not in container.format.name:
+        return
+    samples = [(entry.pos, entry.size) for entry in getattr(stream, "index_entries", ())]
+    size = source.stat().st_size
+    there = sum(start + length <= size for start, length in samples)
+    if there < len(samples):
+        kind = "frames" if stream.type == "video" else "blocks of sound"
+        raise UserError(
+            f"cannot read {source}: the file is cut short, {there} of its {len(samples)} {kind} are there;"
+            " copy or download it again"
+        )
 
 
 def check_length(source: Path, container: Any, limits: MediaLimits | None) -> None:

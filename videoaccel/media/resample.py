@@ -10,6 +10,9 @@ import numpy.typing as npt
 from videoaccel.errors import UserError
 from videoaccel.media.mp4 import Float32
 
+MIN_RATE = 1_000
+"""Lowest sample rate of a sound, Hz. Telephones have 8000; far below, ffmpeg's resampler gives nothing."""
+
 
 def resample(samples: npt.NDArray[Any], rate: int, target: int) -> Float32:
     """`(channels, N)` float at `rate` samples a second as `(channels, round(N * target / rate))` at `target`.
@@ -20,13 +23,15 @@ def resample(samples: npt.NDArray[Any], rate: int, target: int) -> Float32:
         target: the samples a second to give.
 
     Raises:
-        UserError: the sound is so short that nothing of it is left.
+        UserError: a sample rate of no sound, or so short a sound that nothing of it is left.
     """
     import av
 
     same: Float32 = np.ascontiguousarray(samples, dtype=np.float32)
     if rate == target:
         return same
+    if rate < MIN_RATE:
+        raise UserError(f"a sound of {rate} samples a second is none; give one of {MIN_RATE} Hz at least")
     layout = "mono" if len(same) == 1 else "stereo"
     frame = av.AudioFrame.from_ndarray(same, format="fltp", layout=layout)
     frame.sample_rate = rate
