@@ -201,6 +201,18 @@ def test_what_is_measured_depends_on_the_device(monkeypatch: pytest.MonkeyPatch)
         bench.choose(parsed("--weights", "random"), gpu)
 
 
+def test_the_default_of_the_bundled_model_gives_a_p95(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    argv = ["bench", "--device", "cpu", "--res", "64p", "--seconds", "0.92", "--steps", "2", "--no-bare"]
+    argv += ["--model", "tiny-h3", "--warmup", "0", "--quiet", "--json", "--out", str(tmp_path / "b.json")]
+    assert main(argv) == 0
+    report = json.loads(capsys.readouterr().out)
+    row = report["tiers"][0]
+    assert row["requests"] == report["config"]["requests"] == 5
+    assert row["latency_s"]["p95"] == pytest.approx(np.percentile(row["latency_s"]["all"], 95))
+
+
 def test_memory_estimate_goes_through_the_measured_points() -> None:
     """72.9 and 85.0 GB for the transformer at 5 and 15 s, with 5.5 GB of VAEs and 2 to spare."""
     stock = Resolution(768, None, None)

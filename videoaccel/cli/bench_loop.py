@@ -17,13 +17,11 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
+from videoaccel.cli.bench import P95_NEEDS
 from videoaccel.install import Handle
 from videoaccel.pipelines.request import Request
 from videoaccel.receipt import STAGES, Receipt
 from videoaccel.runner import run_request
-
-P95_NEEDS = 5
-"""Fewest requests that a 95th percentile is given of; of fewer it would be the slowest by another name."""
 
 
 @dataclass(frozen=True, kw_only=True)
