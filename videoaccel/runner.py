@@ -16,7 +16,7 @@ from videoaccel.config import AccelConfig
 from videoaccel.install import Handle
 from videoaccel.media import write_video
 from videoaccel.pipelines.request import CancelFlag, Clip, OnProgress, Request
-from videoaccel.receipt import Receipt, attach
+from videoaccel.receipt import Receipt, Status, attach
 from videoaccel.session import in_words
 
 GATE: AbstractContextManager[Any] = nullcontext()
@@ -82,7 +82,8 @@ def run_request(
         try:
             write_video(out, clip.frames, fps=clip.fps, audio=clip.audio, rate=clip.sampling_rate)
         except BaseException as error:
-            attach(error, replace(receipt, status="failed", error=in_words(error)))
+            status: Status = "cancelled" if isinstance(error, KeyboardInterrupt) else "failed"
+            attach(error, replace(receipt, status=status, error=in_words(error)))
             raise
         muxed = replace(receipt.timings, mux_s=time.perf_counter() - start)
         receipt = replace(receipt, timings=muxed)

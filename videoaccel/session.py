@@ -60,7 +60,8 @@ def serve(
                     f"{device} ran out of memory; no clip was made: use a smaller canvas (--res), "
                     "fewer seconds or a larger device"
                 )
-            status: Status = "cancelled" if isinstance(error, Cancelled) else "failed"
+            stopped = isinstance(error, Cancelled | KeyboardInterrupt)
+            status: Status = "cancelled" if stopped else "failed"
             recorder.describe(status=status, error=in_words(error))
             attach(error, _receipt(recorder, family, run, book_encode))
             if error is not raised:

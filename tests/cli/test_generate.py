@@ -165,6 +165,8 @@ def test_a_short_edge_off_the_grid_is_said(tmp_path: Path) -> None:
         (["x", "--res", "768x"], "1344x768"),
         (["x", "--res", "65x64"], "multiple of"),
         (["x", "--res", "2p"], "too small"),
+        (["x", "--steps", "0"], "whole number of 1 or more"),
+        (["x", "--steps", "1"], "N-1 forwards"),
         (["x", "--seconds", "60"], "0.9 to 5.2"),
         (["x", "--seconds", "0.1"], "0.9 to 5.2"),
         (["x", "--task", "t2v4"], "t2va"),
@@ -219,9 +221,41 @@ def test_a_failed_run_keeps_the_old_clip(tmp_path: Path, monkeypatch: pytest.Mon
     spoiled = property(lambda run: {name: x + torch.nan for name, x in latents(run).items()})
     monkeypatch.setattr(MiniMaxH3Run, "latents", spoiled)
     (tmp_path / "clip.mp4").write_bytes(b"old")
-    assert main(["generate", "x", *SMALL, "--quiet", "-o", str(tmp_path / "clip.mp4")]) == 1
+    out = ["-o", str(tmp_path / "clip.mp4"), "--receipt", str(tmp_path / "r.json")]
+    assert main(["generate", "x", *SMALL, "--quiet", *out]) == 1
     assert (tmp_path / "clip.mp4").read_bytes() == b"old"
-    assert [path.name for path in tmp_path.iterdir()] == ["clip.mp4"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["clip.mp4", "r.json"]
+    receipt = Receipt.from_json((tmp_path / "r.json").read_text())
+    assert receipt.status == "failed" and "latent is not finite" in (receipt.error or "")
+    assert receipt.forwards.run == 2
+
+
+@pytest.mark.parametrize("where", ["denoise", "receipt", "report"])
+def test_ctrl_c_says_what_was_written(
+    where: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from videoaccel.cli import generate
+    from videoaccel.pipelines.minimax_h3 import MiniMaxH3Run
+
+    def stop(*_: Any, **__: Any) -> None:
+        raise KeyboardInterrupt
+
+    place = {
+        "denoise": (MiniMaxH3Run, "denoise"),
+        "receipt": (Receipt, "save"),
+        "report": (generate, "report"),
+    }
+    monkeypatch.setattr(*place[where], stop)
+    monkeypatch.chdir(tmp_path)
+    assert main(["generate", "x", *SMALL, "--quiet", "-o", "clip.mp4", "--receipt", "r.json"]) == 130
+    clip, receipt = "the clip is written: ", "the receipt is written: r.json"
+    said = capsys.readouterr().err
+    assert said.startswith("stopped; ") and said.count("\n") == 1
+    assert (clip in said) == Path("clip.mp4").exists() == (where != "denoise")
+    assert (receipt in said) == Path("r.json").exists() == (where != "receipt")
+    if where != "receipt":
+        status = "cancelled" if where == "denoise" else "completed"
+        assert Receipt.from_json(Path("r.json").read_text()).status == status
 
 
 @pytest.mark.parametrize(

@@ -31,6 +31,28 @@ raise SystemExit(code)
 """
 
 
+def test_a_reader_that_leaves_gives_no_traceback() -> None:
+    """As `| head` does: the pipe's reading end is closed before anything is printed."""
+    code = """
+from videoaccel.cli import generate, main
+generate.run = lambda args: print("{}") or 0
+raise SystemExit(main(["generate", "x"]))
+"""
+    read, write = os.pipe()
+    os.close(read)
+    for buffered in ("", "1"):
+        ran = subprocess.run(
+            [sys.executable, "-c", code],
+            env=os.environ | {"PYTHONPATH": ROOT, "PYTHONUNBUFFERED": buffered},
+            stdout=write,
+            stderr=subprocess.PIPE,
+            text=True,
+            check=False,
+        )
+        assert (ran.returncode, ran.stderr) == (141, "")
+    os.close(write)
+
+
 @pytest.mark.parametrize(
     ("name", "before", "code", "left"),
     [

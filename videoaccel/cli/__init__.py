@@ -118,9 +118,34 @@ def main(argv: Sequence[str] | None = None) -> int:
 
     Returns:
         0; 2 for what the user can fix, 1 for a request that failed on its own, 128 plus its number for a
-        signal that ended it (130 for Ctrl-C).
+        signal that ended it (130 for Ctrl-C, 141 for a reader such as `head` that left before the end).
     """
     prepare_process()
+    try:
+        try:
+            return served(argv)
+        finally:
+            # Here and not as the interpreter ends, where a reader that left would give a traceback.
+            if sys.stdout is not None:
+                sys.stdout.flush()
+    except BrokenPipeError:
+        drop_unread()
+        return 128 + signal.SIGPIPE
+
+
+def drop_unread() -> None:
+    """Sends to nowhere what a stream still holds for a reader that left, so that ending can flush it."""
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    for stream in (sys.stdout, sys.stderr):
+        try:
+            stream.flush()
+        except BrokenPipeError:
+            os.dup2(nowhere, stream.fileno())
+    os.close(nowhere)
+
+
+def served(argv: Sequence[str] | None) -> int:
+    """`main`, its output perhaps not read to the end."""
     try:
         with ended_by_signals():
             args = build_parser().parse_args(argv)
@@ -139,7 +164,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"error: {where}{error.strerror}; choose another file or folder", file=sys.stderr)
         return UserError.exit_code
     except KeyboardInterrupt as stop:
-        print("stopped; nothing was written", file=sys.stderr)
+        written = getattr(stop, "__notes__", ["nothing was written"])
+        print(f"stopped; {'; '.join(written)}", file=sys.stderr)
         return 128 + (stop.number if isinstance(stop, Stopped) else signal.SIGINT)
     except RuntimeError as error:
         torch = sys.modules.get("torch")

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import argparse
 import json
+from pathlib import Path
+from typing import TYPE_CHECKING
 
 from videoaccel.cli.inputs import (
     add_model_arguments,
@@ -22,9 +24,13 @@ from videoaccel.cli.inputs import (
 )
 from videoaccel.cli.progress import ProgressReport
 from videoaccel.cli.values import filled
+from videoaccel.cli.written import failures_recorded, stops_name
 from videoaccel.config import AccelConfig
 from videoaccel.errors import UserError
 from videoaccel.media import check_writable
+
+if TYPE_CHECKING:
+    from videoaccel.runner import Outcome
 
 DEFAULT_MODEL = "tiny-h3"
 
@@ -50,7 +56,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "-o", "--out", type=filled, default="clip.mp4", metavar="MP4", help="default: clip.mp4"
     )
-    parser.add_argument("--receipt", type=filled, metavar="JSON", help="also write the request's receipt")
+    parser.add_argument(
+        "--receipt",
+        type=filled,
+        metavar="JSON",
+        help="also write the request's receipt, of a request that fails or is stopped too",
+    )
     parser.add_argument("--json", action="store_true", help="print the outcome as JSON")
     parser.add_argument("--quiet", action="store_true", help="no progress and no summary")
 
@@ -75,9 +86,16 @@ def run(args: argparse.Namespace) -> int:
     inputs += [("--config", args.config), ("--model", model)]
     check_outputs_spare_inputs({"-o": args.out, "--receipt": args.receipt}, inputs)
 
+    with stops_name({"clip": out, "receipt": args.receipt}):
+        report(args, out, make(args, config, model, out))
+    return 0
+
+
+def make(args: argparse.Namespace, config: AccelConfig, model: str, out: Path) -> Outcome:
+    """The request, run: its clip and its receipt written."""
     from videoaccel.install import accelerate
     from videoaccel.pipelines.loading import check_device, load
-    from videoaccel.runner import noise_digest, run_request
+    from videoaccel.runner import run_request
 
     quiet_libraries()
     request = read_request(args)
@@ -88,20 +106,28 @@ def run(args: argparse.Namespace) -> int:
         pipe = load(model, device=device, task=plan.task if plan is not None else request.task)
         with accelerate(pipe, config, model=model, weights="pretrained") as handle:
             request = with_canvas(handle.family, pipe, request, args.res)
-            outcome = run_request(
-                handle,
-                request,
-                out=out,
-                on_progress=progress,
-                on_mux=lambda: progress.stage("mux"),
-                notes=canvas_note(request, args.res),
-            )
-    receipt = outcome.receipt
+            with failures_recorded(args.receipt):
+                outcome = run_request(
+                    handle,
+                    request,
+                    out=out,
+                    on_progress=progress,
+                    on_mux=lambda: progress.stage("mux"),
+                    notes=canvas_note(request, args.res),
+                )
     if args.receipt:
         try:
-            receipt.save(args.receipt)
+            outcome.receipt.save(args.receipt)
         except UserError as error:
             raise UserError(f"{error} (the clip is written: {out})") from error
+    return outcome
+
+
+def report(args: argparse.Namespace, out: Path, outcome: Outcome) -> None:
+    """Prints what was made, as JSON or in words."""
+    from videoaccel.runner import noise_digest
+
+    receipt = outcome.receipt
     if args.json:
         made = {
             "output": str(out),
@@ -123,4 +149,3 @@ def run(args: argparse.Namespace) -> int:
         )
         for line in (*receipt.notes, *receipt.warnings):
             print(f"note: {line}")
-    return 0

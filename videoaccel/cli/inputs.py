@@ -26,7 +26,7 @@ def add_model_arguments(parser: argparse.ArgumentParser, *, task: str) -> None:
     parser.add_argument("--task", help=f"{', '.join(TASKS)}; default: {task}")
     parser.add_argument(
         "--steps",
-        type=whole(2),
+        type=whole(1),
         help="denoising steps as diffusers counts them: N are N-1 forwards with MiniMax-H3, N with Wan; "
         "default: the model's own",
     )
