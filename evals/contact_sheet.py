@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import argparse
 import os
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -17,6 +16,7 @@ import numpy as np
 import numpy.typing as npt
 from PIL import Image, ImageDraw, ImageFont
 
+from evals.command import user_errors
 from videoaccel.cli.values import whole
 from videoaccel.errors import UserError
 from videoaccel.files import replacing
@@ -110,6 +110,7 @@ def save(sheet: Image.Image, path: str | os.PathLike[str]) -> None:
         sheet.save(temporary, format="PNG", optimize=True)
 
 
+@user_errors
 def main(argv: Sequence[str] | None = None) -> int:
     """The command line; 2 on bad input."""
     parser = argparse.ArgumentParser(
@@ -123,20 +124,16 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--columns", type=whole(1), default=8, help="frames across; default: 8")
     parser.add_argument("--label", action="append", help="one a clip, in order; file names by default")
     args = parser.parse_args(argv)
-    try:
-        check_writable(args.out, suffix=".png")
-        labels = args.label or [Path(clip).stem for clip in args.clips]
-        if len(labels) != len(args.clips):
-            raise UserError(f"{len(labels)} labels for {len(args.clips)} clips: give --label once a clip")
-        frames = [read_video(clip).frames for clip in args.clips]
-        if len(frames) == 2 and not args.rows:
-            sheet = difference_sheet(*frames, labels=(labels[0], labels[1]), columns=args.columns)
-        else:
-            sheet = clips_sheet(frames, labels, columns=args.columns)
-        save(sheet, args.out)
-    except UserError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
+    check_writable(args.out, suffix=".png")
+    labels = args.label or [Path(clip).stem for clip in args.clips]
+    if len(labels) != len(args.clips):
+        raise UserError(f"{len(labels)} labels for {len(args.clips)} clips: give --label once a clip")
+    frames = [read_video(clip).frames for clip in args.clips]
+    if len(frames) == 2 and not args.rows:
+        sheet = difference_sheet(*frames, labels=(labels[0], labels[1]), columns=args.columns)
+    else:
+        sheet = clips_sheet(frames, labels, columns=args.columns)
+    save(sheet, args.out)
     return 0
 
 

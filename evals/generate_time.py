@@ -19,6 +19,8 @@ from rich.progress import track
 
 from evals.command import user_errors
 from evals.results_file import write_result
+from videoaccel.cli.values import whole
+from videoaccel.errors import UserError
 from videoaccel.media import check_writable
 
 PROMPT = "a red star bounces quickly"
@@ -33,7 +35,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--runs", type=int, default=3)
+    parser.add_argument("--runs", type=whole(1), default=3, help="counted runs; default: 3")
     parser.add_argument("--out", type=Path, required=True)
     arguments = parser.parse_args(argv)
     check_writable(arguments.out, suffix=".json")
@@ -43,7 +45,18 @@ def main(argv: Sequence[str] | None = None) -> int:
         command = [sys.executable, "-m", "videoaccel.cli", "generate", PROMPT, "--device", "cpu", "--quiet"]
         for index in track(range(arguments.runs + 1), "generating"):
             load, start = os.getloadavg()[0], time.perf_counter()
-            subprocess.run([*command, "-o", f"{folder}/clip.mp4"], check=True, env=environment)
+            ran = subprocess.run(
+                [*command, "-o", f"{folder}/clip.mp4"],
+                env=environment,
+                stderr=subprocess.PIPE,
+                text=True,
+                check=False,
+            )
+            if ran.returncode:
+                said = (ran.stderr.strip().splitlines() or ["it said nothing"])[-1].removeprefix("error: ")
+                raise UserError(
+                    f"videoaccel generate ended with code {ran.returncode} ({said}); make it run first"
+                )
             rows.append({"run": index, "seconds": time.perf_counter() - start, "load_before": load})
     counted = [row["seconds"] for row in rows[1:]]
     metrics = {

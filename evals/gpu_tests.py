@@ -10,13 +10,13 @@ import argparse
 import importlib
 import math
 import os
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from evals.command import user_errors
 from evals.results_file import write_result
 from videoaccel.environment import device_name
 from videoaccel.errors import UserError
@@ -69,47 +69,44 @@ def why(report: Any) -> str:
     return line.replace(f"{ROOT}/", "")[:300]
 
 
+@user_errors
 def main(argv: Sequence[str] | None = None) -> int:
     """The command line: 0 if every test that ran passed, 1 if not, 2 on bad input."""
     parser = argparse.ArgumentParser(prog="python -m evals.gpu_tests", description=__doc__.splitlines()[0])
     parser.add_argument("--out", required=True, metavar="JSON")
     parser.add_argument("-k", dest="only", metavar="EXPR", help="run only tests that match, as pytest's -k")
     args = parser.parse_args(argv)
+    check_writable(args.out, suffix=".json")
+    # The override is for trying the tests themselves; its file says so in name and config.
+    dry_run = OVERRIDE in os.environ
+    device = torch.device(os.environ.get(OVERRIDE, "cuda"))
+    if device.type == "cuda" and not torch.cuda.is_available():
+        raise UserError("no accelerator here; run this command on a machine that has one")
     try:
-        check_writable(args.out, suffix=".json")
-        # The override is for trying the tests themselves; its file says so in name and config.
-        dry_run = OVERRIDE in os.environ
-        device = torch.device(os.environ.get(OVERRIDE, "cuda"))
-        if device.type == "cuda" and not torch.cuda.is_available():
-            raise UserError("no accelerator here; run this command on a machine that has one")
-        try:
-            # The one part of evals that needs the test extra and not the eval extra: loaded here, by name.
-            pytest: Any = importlib.import_module("pytest")
-        except ImportError as error:
-            raise UserError('pytest is not installed; install "videoaccel[test]"') from error
-        # Plugins that happen to be installed are no part of what is recorded.
-        os.environ["PYTEST_DISABLE_PLUGIN_AUTOLOAD"] = "1"
-        collector = Collector()
-        options = ["-q", f"--rootdir={ROOT}", "-c", str(ROOT / "pyproject.toml")]
-        # tests/conftest.py wants packages that an accelerator machine may lack.
-        options += [f"--confcutdir={FOLDER}", "-p", "no:cacheprovider", str(FOLDER)]
-        options += ["-k", args.only] if args.only else []
-        code = int(pytest.main(options, plugins=[collector]))
-        rows = list(collector.rows.values())
-        if not rows:
-            raise UserError(f"pytest ran no test (its exit code was {code}); give another -k")
-        counts = {name: sum(row["outcome"] == name for row in rows) for name in OUTCOMES}
-        write_result(
-            "gpu_tests_dry_run" if dry_run else "gpu_tests",
-            device=device_name(device),
-            config={"folder": "tests/gpu", "only": args.only, "dry_run": dry_run, "pytest_exit_code": code},
-            metrics={**counts, "seconds": round(sum(row["seconds"] for row in rows), 3)},
-            rows=rows,
-            path=args.out,
-        )
-    except UserError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return error.exit_code
+        # The one part of evals that needs the test extra and not the eval extra: loaded here, by name.
+        pytest: Any = importlib.import_module("pytest")
+    except ImportError as error:
+        raise UserError('pytest is not installed; install "videoaccel[test]"') from error
+    # Plugins that happen to be installed are no part of what is recorded.
+    os.environ["PYTEST_DISABLE_PLUGIN_AUTOLOAD"] = "1"
+    collector = Collector()
+    options = ["-q", f"--rootdir={ROOT}", "-c", str(ROOT / "pyproject.toml")]
+    # tests/conftest.py wants packages that an accelerator machine may lack.
+    options += [f"--confcutdir={FOLDER}", "-p", "no:cacheprovider", str(FOLDER)]
+    options += ["-k", args.only] if args.only else []
+    code = int(pytest.main(options, plugins=[collector]))
+    rows = list(collector.rows.values())
+    if not rows:
+        raise UserError(f"pytest ran no test (its exit code was {code}); give another -k")
+    counts = {name: sum(row["outcome"] == name for row in rows) for name in OUTCOMES}
+    write_result(
+        "gpu_tests_dry_run" if dry_run else "gpu_tests",
+        device=device_name(device),
+        config={"folder": "tests/gpu", "only": args.only, "dry_run": dry_run, "pytest_exit_code": code},
+        metrics={**counts, "seconds": round(sum(row["seconds"] for row in rows), 3)},
+        rows=rows,
+        path=args.out,
+    )
     print(", ".join(f"{count} {name}" for name, count in counts.items()) + f"; wrote {args.out}")
     return 0 if counts["passed"] and not counts["failed"] and code == 0 else 1
 

@@ -19,6 +19,7 @@ from typing import Any
 
 import torch
 
+from evals.command import user_errors
 from evals.results_file import write_result
 from videoaccel.environment import device_name
 from videoaccel.errors import UserError
@@ -152,6 +153,7 @@ def say(text: str, clock: float) -> None:
     print(f"[{time.perf_counter() - clock:6.1f} s] {text}", file=sys.stderr, flush=True)
 
 
+@user_errors
 def main(argv: Sequence[str] | None = None) -> int:
     """The command line; 2 on bad input."""
     parser = argparse.ArgumentParser(prog="python -m evals.h3_dense", description=__doc__.splitlines()[0])
@@ -167,60 +169,54 @@ def main(argv: Sequence[str] | None = None) -> int:
     )
     args = parser.parse_args(argv)
     clock = time.perf_counter()
-    try:
-        check_writable(args.out, suffix=".json")
-        device = check_device(args.device)
-        if device.type == "cpu" and not args.dry_run:
-            raise UserError(
-                "the full-size model needs an accelerator; use --dry-run to try the command on a CPU"
-            )
-        if args.forwards < 1:
-            raise UserError(f"--forwards must be at least 1, not {args.forwards}")
-        say("building the transformer on the device", clock)
-        pipe = build_random_h3(device=device, vaes=False, config=TINY if args.dry_run else None)
-        height, width = (64, 96) if args.dry_run else (768, 1344)
-        bench = Bench(pipe, height=height, width=width, text_rows=args.text_rows)
-        blocks = -(-args.forwards // 2)
-        cases = {
-            "5s": Case(key="5s", frames=124, blocks=blocks, forwards=2, compare=True),
-            # 345 frames, not 360: the video VAE makes 17n+5. A forward takes six times as long here, and the
-            # comparison with diffusers is made once, at 5 s.
-            "15s": Case(key="15s", frames=345, blocks=blocks, forwards=2, compare=False),
-        }
-        parameters = sum(p.numel() for p in pipe.transformer.parameters())
-        config = {
-            "model": "tiny dry run" if args.dry_run else "MiniMax-H3, transformer only",
-            "weights": "random",
-            "parameters": parameters,
-            "dtype": str(pipe.transformer.dtype).removeprefix("torch."),
-            "tier": "exact",
-            "task": "t2va",
-            "canvas": f"{width}x{height}",
-            "text_rows": args.text_rows,
-            "clip_forwards": CLIP_FORWARDS,
-            "scope": "transformer alone, denoising; text encoder and VAEs not built; clip_s_* are"
-            f" {CLIP_FORWARDS} x the median forward, extrapolated",
-            "dry_run": args.dry_run,
-        }
-        say(f"{parameters / 1e9:.2f} B parameters", clock)
+    check_writable(args.out, suffix=".json")
+    device = check_device(args.device)
+    if device.type == "cpu" and not args.dry_run:
+        raise UserError("the full-size model needs an accelerator; use --dry-run to try the command on a CPU")
+    if args.forwards < 1:
+        raise UserError(f"--forwards must be at least 1, not {args.forwards}")
+    say("building the transformer on the device", clock)
+    pipe = build_random_h3(device=device, vaes=False, config=TINY if args.dry_run else None)
+    height, width = (64, 96) if args.dry_run else (768, 1344)
+    bench = Bench(pipe, height=height, width=width, text_rows=args.text_rows)
+    blocks = -(-args.forwards // 2)
+    cases = {
+        "5s": Case(key="5s", frames=124, blocks=blocks, forwards=2, compare=True),
+        # 345 frames, not 360: the video VAE makes 17n+5. A forward takes six times as long here, and the
+        # comparison with diffusers is made once, at 5 s.
+        "15s": Case(key="15s", frames=345, blocks=blocks, forwards=2, compare=False),
+    }
+    parameters = sum(p.numel() for p in pipe.transformer.parameters())
+    config = {
+        "model": "tiny dry run" if args.dry_run else "MiniMax-H3, transformer only",
+        "weights": "random",
+        "parameters": parameters,
+        "dtype": str(pipe.transformer.dtype).removeprefix("torch."),
+        "tier": "exact",
+        "task": "t2va",
+        "canvas": f"{width}x{height}",
+        "text_rows": args.text_rows,
+        "clip_forwards": CLIP_FORWARDS,
+        "scope": "transformer alone, denoising; text encoder and VAEs not built; clip_s_* are"
+        f" {CLIP_FORWARDS} x the median forward, extrapolated",
+        "dry_run": args.dry_run,
+    }
+    say(f"{parameters / 1e9:.2f} B parameters", clock)
 
-        def save(complete: bool = False) -> None:
-            write_result(
-                "h3_dense_dry_run" if args.dry_run else "h3_dense_h200",
-                device=device_name(device),
-                config={**config, "complete": complete},
-                metrics=bench.metrics,
-                rows=bench.rows,
-                path=args.out,
-            )
+    def save(complete: bool = False) -> None:
+        write_result(
+            "h3_dense_dry_run" if args.dry_run else "h3_dense_h200",
+            device=device_name(device),
+            config={**config, "complete": complete},
+            metrics=bench.metrics,
+            rows=bench.rows,
+            path=args.out,
+        )
 
-        for length in args.lengths:
-            bench.measure(cases[length], clock, save)
-        save(complete=True)
-        say(f"wrote {args.out}", clock)
-    except UserError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return error.exit_code
+    for length in args.lengths:
+        bench.measure(cases[length], clock, save)
+    save(complete=True)
+    say(f"wrote {args.out}", clock)
     for key, value in bench.metrics.items():
         print(f"{key:28} {value:.4f}")
     return 0

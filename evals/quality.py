@@ -18,6 +18,7 @@ import numpy.typing as npt
 import torch
 import torch.nn.functional as F
 
+from evals.command import user_errors
 from evals.stlpips import stlpips
 from evals.vmaf import vmaf
 from videoaccel.errors import UserError
@@ -207,6 +208,7 @@ def for_json(metrics: Metrics) -> dict[str, float | str | None]:
     return {key: "inf" if value == math.inf else value for key, value in metrics.items()}
 
 
+@user_errors
 def main(argv: Sequence[str] | None = None) -> int:
     """The command line; 2 on bad input."""
     parser = argparse.ArgumentParser(prog="python -m evals.quality", description="Compare two clips.")
@@ -220,18 +222,14 @@ def main(argv: Sequence[str] | None = None) -> int:
         "--skip", action="append", default=[], choices=["st_lpips", "vmaf"], help="leave one out"
     )
     args = parser.parse_args(argv)
-    try:
-        if args.sheet:
-            check_writable(args.sheet, suffix=".png")
-        a, b = read_video(args.a), read_video(args.b)
-        metrics, notes = compare(a, b, skip=args.skip)
-        if args.sheet:
-            from evals.contact_sheet import difference_sheet, save
+    if args.sheet:
+        check_writable(args.sheet, suffix=".png")
+    a, b = read_video(args.a), read_video(args.b)
+    metrics, notes = compare(a, b, skip=args.skip)
+    if args.sheet:
+        from evals.contact_sheet import difference_sheet, save
 
-            save(difference_sheet(a.frames, b.frames), args.sheet)
-    except UserError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
+        save(difference_sheet(a.frames, b.frames), args.sheet)
     for note in notes:
         print(f"note: {note}", file=sys.stderr)
     if args.json:

@@ -22,6 +22,21 @@ def test_an_unknown_model_is_refused(name, tmp_path, capsys):
     assert not list(tmp_path.iterdir())
 
 
+def test_a_child_that_fails_and_no_runs_are_told_in_one_line(tmp_path, monkeypatch, capsys):
+    from evals import generate_time
+
+    argv = ["--out", str(tmp_path / "x.json")]
+    with pytest.raises(SystemExit) as ended:
+        generate_time.main([*argv, "--runs", "0"])
+    said = capsys.readouterr().err.splitlines()[-1]
+    assert ended.value.code == 2 and "whole number of 1 or more" in said
+    monkeypatch.setattr(generate_time, "PROMPT", " ")  # which generate refuses
+    assert generate_time.main([*argv, "--runs", "1"]) == 2
+    error = capsys.readouterr().err.splitlines()[-1]
+    assert error.startswith("error: videoaccel generate ended with code 2 (the prompt is empty")
+    assert not list(tmp_path.iterdir())
+
+
 def test_reconstruction_writes_what_it_measured(tmp_path):
     from evals.reconstruction import main
 
