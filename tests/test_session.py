@@ -391,6 +391,41 @@ def test_a_request_may_have_a_config_of_its_own(tiny: Any) -> None:
         assert len(EVERYWHERE.begun) == 1 and len(SWITCH.begun) == 3 - 1
 
 
+@pytest.mark.parametrize("kind", ["h3", "wan"])
+@pytest.mark.parametrize(
+    ("shape", "line"),
+    [
+        ("a red square", "got the str 'a red square'"),
+        ((4, 0), r"got \(4, 32\)"),
+        ((1, 4, 1), r"got \(1, 4, 33\)"),
+        ((2, 4, 0), r"got \(2, 4, 32\)"),
+        ((1, 0, 0), r"got \(1, 0, 32\)"),
+        (torch.long, "floating point, not torch.int64"),
+    ],
+)
+def test_bad_prompt_embeds_get_one_line(tiny: Any, build_wan: Any, kind: str, shape: Any, line: str) -> None:
+    pipe = tiny if kind == "h3" else build_wan()
+    width = pipe.transformer.config.text_dim
+    given = shape
+    if isinstance(shape, tuple):
+        given = torch.zeros(*shape[:-1], width + shape[-1])
+    elif isinstance(shape, torch.dtype):
+        given = torch.zeros(1, 4, width, dtype=shape)
+    said = line.replace("33", str(width + 1)).replace("32", str(width))
+    request = SMALL if kind == "h3" else Request(prompt="x", guidance=1.0)
+    with accelerate(pipe) as handle, pytest.raises(UserError, match=said) as caught:
+        handle.run(request, prompt_embeds=given)
+    assert "\n" not in str(caught.value)
+
+
+def test_what_is_no_function_is_refused(tiny: Any) -> None:
+    with accelerate(tiny) as handle:
+        with pytest.raises(UserError, match="cancel must be a function, not Event; give an Event's is_set"):
+            handle.run(SMALL, cancel=threading.Event())  # type: ignore[arg-type]
+        with pytest.raises(UserError, match="on_progress must be a function, not bool"):
+            handle.run(SMALL, on_progress=True)  # type: ignore[arg-type]
+
+
 def test_without_decoding_the_clip_is_its_latents(tiny: Any) -> None:
     with accelerate(tiny) as handle:
         whole, _ = handle.run(SMALL)

@@ -94,7 +94,8 @@ class Handle:
             The clip and its receipt.
 
         Raises:
-            UserError: the request or its config can't be served here, or this handle was removed.
+            UserError: the request, its config or another argument can't be served here, or this handle was
+                removed.
             RequestError: the latents, or what they decode to, are not finite.
             Cancelled: `cancel` returned True.
 
@@ -108,6 +109,12 @@ class Handle:
             )
         if config is not self.config:
             self._check(config)
+        for what, asked, fix in (
+            ("cancel", cancel, "give an Event's is_set, say"),
+            ("on_progress", on_progress, "give one that takes a Progress"),
+        ):
+            if asked is not None and not callable(asked):
+                raise UserError(f"{what} must be a function, not {type(asked).__name__}; {fix}")
         with self._counted():
             try:
                 clip, receipt = serve(

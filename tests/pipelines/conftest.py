@@ -72,7 +72,9 @@ def assert_stack_is_what_runs(pipe: Any, component: str, request: Request) -> No
     assert stack.blocks is stack.model.get_submodule(stack.path)
     attention = getattr(stack.blocks[0], stack.attention)
     assert attention.heads == stack.num_heads and attention.inner_dim == stack.num_heads * stack.head_dim
+    returned: list[tuple[torch.Tensor, ...]] = []
     handles = [block.register_forward_hook(seen) for block in stack.blocks]
+    handles.append(stack.model.register_forward_hook(lambda _, __, output: returned.append(output)))
     try:
         run = family.start(pipe, request)
         run.encode()
@@ -81,6 +83,13 @@ def assert_stack_is_what_runs(pipe: Any, component: str, request: Request) -> No
         for handle in handles:
             handle.remove()
     passes = sum(len(step.branches) for step in run.steps if step.component == component)
+    assert stack.velocity_streams == family.streams
+    assert len(returned) == passes
+    for outputs in returned:
+        for output, stream in zip(outputs, stack.velocity_streams, strict=True):
+            # As many values a row as the stream's latent has; condition rows have theirs too.
+            rows = sum(segment.rows for segment in run.layout.segments if segment.modality == stream)
+            assert output.numel() * run.layout.count(stream) == run.latents[stream].numel() * rows
     assert calls == [(1, run.layout.rows, stack.hidden_size)] * (passes * len(stack.blocks))
 
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Sequence
 from itertools import pairwise
-from typing import TypeGuard
+from typing import Any, TypeGuard
 
+import torch
 from PIL import Image
 
 from videoaccel.errors import UserError, unknown
@@ -130,6 +131,31 @@ def check_has_prompt(request: Request) -> None:
             ) from error
     if not request.prompt.strip():
         raise UserError("the prompt is empty; describe the clip in a sentence")
+
+
+def check_loaded(pipe: Any, task: str, needed: Collection[str], fix: str) -> None:
+    """UserError with `fix` where a component that the task needs is not on the pipeline."""
+    for name in needed:
+        if getattr(pipe, name, None) is None:
+            raise UserError(f"task {task} needs {name}, which is not loaded; {fix}")
+
+
+def check_prompt_embeds(embeds: object, model: Any) -> None:
+    """UserError unless it is None, or text conditioning `(1, L, D)` of the transformer's text width."""
+    if embeds is None:
+        return
+    width = model.config.text_dim
+    if not isinstance(embeds, torch.Tensor):
+        raise UserError(
+            f"prompt_embeds must be a tensor (1, L, {width}), got {shown(embeds)}; text is the prompt"
+        )
+    shape = tuple(embeds.shape)
+    if len(shape) != 3 or shape[0] != 1 or shape[1] < 1 or shape[2] != width:
+        raise UserError(
+            f"prompt_embeds must be (1, L, {width}), got {shape}; give what this model's text encoder makes"
+        )
+    if not embeds.is_floating_point():
+        raise UserError(f"prompt_embeds must be floating point, not {embeds.dtype}; convert it")
 
 
 def shown(value: object) -> str:

@@ -180,7 +180,8 @@ class Family(ABC):
             decode: False says `Run.decode` will not be called, so its components may be missing.
 
         Raises:
-            UserError: as `resolve`, or a component that the run needs is not loaded.
+            UserError: as `resolve`, a component that the run needs is not loaded, or `prompt_embeds` is of
+                another shape.
         """
 
     def generate(

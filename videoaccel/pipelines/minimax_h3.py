@@ -18,6 +18,7 @@ import torch
 
 from videoaccel.errors import RequestError, UserError, unknown
 from videoaccel.forward import Controller
+from videoaccel.pipelines.checks import check_loaded, check_prompt_embeds
 from videoaccel.pipelines.family import NO_CONTROLLERS, BlockStack, Family, Run
 from videoaccel.pipelines.h3_layout import Condition, h3_layout
 from videoaccel.pipelines.h3_request import STREAMS, TASKS, canvas_for, facts_of, resampled, resolve
@@ -139,11 +140,8 @@ class MiniMaxH3Family(Family):
         needed += [] if prompt_embeds is not None else ["text_encoder", "tokenizer", "processor"]
         needed += ["vae"] if decode or plan.task != "t2va" else []
         needed += ["audio_vae"] if decode or any(r.audio is not None for r in request.references) else []
-        for name in needed:
-            if getattr(pipe, name, None) is None:
-                raise UserError(
-                    f"task {plan.task} needs {name}, which is not loaded; load(..., task={plan.task!r})"
-                )
+        check_loaded(pipe, plan.task, needed, f"load(..., task={plan.task!r})")
+        check_prompt_embeds(prompt_embeds, getattr(pipe, needed[0]))
         return MiniMaxH3Run(pipe, request, plan, self.steps(pipe, plan), prompt_embeds)
 
 
@@ -174,6 +172,7 @@ class MiniMaxH3Run(Run):
             self._state.set("text_token_tags", tags)
         self._layout: Layout | None = None
         self._noise: Streams = {}
+        self._skip: dict[str, int] = {}  # condition rows in front of the generated ones, from denoise() on
 
     def _inputs(self) -> dict[str, Any]:
         request, plan = self.request, self.plan

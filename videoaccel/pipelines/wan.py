@@ -16,6 +16,7 @@ import torch
 
 from videoaccel.errors import UserError
 from videoaccel.forward import Controller
+from videoaccel.pipelines.checks import check_loaded, check_prompt_embeds
 from videoaccel.pipelines.family import NO_CONTROLLERS, BlockStack, Family, Run
 from videoaccel.pipelines.layout import Layout, Segment
 from videoaccel.pipelines.request import (
@@ -125,11 +126,8 @@ class WanFamily(Family):
         model = pipe.transformer
         if plan.task == "i2v" and model is not None and model.config.image_dim is not None:
             needed += ["image_encoder", "image_processor"]
-        for name in needed:
-            if getattr(pipe, name, None) is None:
-                raise UserError(
-                    f"task {plan.task} needs {name}, which is not loaded; load the whole checkpoint"
-                )
+        check_loaded(pipe, plan.task, needed, "load the whole checkpoint")
+        check_prompt_embeds(prompt_embeds, getattr(pipe, needed[0]))
         return WanRun(pipe, request, plan, steps, prompt_embeds)
 
 
