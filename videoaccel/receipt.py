@@ -106,8 +106,8 @@ class Memory:
 
     Attributes:
         state: held by techniques for this request at its largest (caches, tile lists).
-        peak_allocated, peak_reserved: of the whole device since the latest request on it began: of this
-            request alone where none ran beside it. None where the device doesn't say (CPU).
+        peak_allocated, peak_reserved: of this process on the device while the request ran. None where another
+            request ran beside it, whose part can't be told apart, or the device doesn't say (CPU).
     """
 
     state: int = 0

@@ -9,9 +9,9 @@ import pytest
 import torch
 
 from videoaccel import AccelConfig, accelerate
-from videoaccel.pipelines.family import Clip, Reference, Request, family_of
+from videoaccel.pipelines.family import Clip, Progress, Reference, Request, family_of
 
-from .conftest import DEVICE, picture, relative_l2, stock_h3
+from .conftest import DEVICE, ON_CUDA, picture, relative_l2, stock_h3
 
 pytestmark = pytest.mark.gpu
 
@@ -79,6 +79,26 @@ def test_latents_in_float32_agree_with_the_cpu(
         error = relative_l2(clips[0].latents[name], clips[1].latents[name])
         record_property(f"relative_l2_{name}", error)
         assert error <= LATENT_TOLERANCE
+
+
+def test_peak_memory_is_that_of_a_request_that_ran_alone(pipe: Any) -> None:
+    request = REQUESTS["t2va"]
+    inner: list[Any] = []
+
+    def beside(progress: Progress) -> None:
+        if progress.stage == "denoise" and progress.done == 1:
+            inner.append(handle.run(request)[1])
+
+    with accelerate(pipe) as handle:
+        alone = [handle.run(request)[1].memory for _ in range(2)]
+        outer = handle.run(request, on_progress=beside)[1]
+        alone.append(handle.run(request)[1].memory)
+    for receipt in (outer, *inner):
+        assert receipt.memory.peak_allocated is None and receipt.memory.peak_reserved is None
+    for memory in alone:
+        assert (memory.peak_allocated is not None) == ON_CUDA
+        # The weights lie on the device all the while.
+        assert not ON_CUDA or memory.peak_allocated > sum(x.nbytes for x in pipe.transformer.parameters())
 
 
 def tensors(pipe: Any) -> dict[str, torch.Tensor]:
