@@ -277,6 +277,17 @@ def test_the_last_controller_is_asked_first_and_spares_those_before_it(tiny: Any
     assert second == pytest.approx([value + 0.5 for value in first], abs=1e-6)
 
 
+@pytest.mark.parametrize("sparse", ["inner", "middle", "outer"])
+def test_a_forward_is_sparse_where_any_controller_on_its_way_says_so(tiny: Any, sparse: str) -> None:
+    sections = [
+        kind(name=name, answers="sparse" if name == sparse else "dense")
+        for kind, name in ((EverywhereSection, "inner"), (SwitchSection, "middle"), (SwitchSection, "outer"))
+    ]
+    with accelerate(tiny, Config(everywhere=sections[0], one=sections[1], two=sections[2])) as handle:
+        _, receipt = handle.run(SMALL, decode=False)
+    assert (receipt.forwards.sparse, receipt.forwards.dense) == (FORWARDS, 0)
+
+
 def watch(pipe: Any, found: list[Any], before: Any = None) -> Any:
     """A hook on an attention layer deep in the transformer that notes what it can find out there."""
 
@@ -434,6 +445,23 @@ def test_without_decoding_the_clip_is_its_latents(tiny: Any) -> None:
     assert torch.equal(clip.latents["video"], whole.latents["video"])
     assert torch.equal(clip.latents["audio"], whole.latents["audio"])
     assert receipt.timings.decode_s == 0 and receipt.timings.denoise_s > 0
+
+
+def test_the_peak_of_requests_that_overlap_is_nobodys() -> None:
+    from videoaccel.session import peak_memory
+
+    cpu = torch.device("cpu")
+    with peak_memory(cpu) as first:
+        with peak_memory(torch.device("meta")) as elsewhere:
+            assert first.alone
+        with pytest.raises(RuntimeError), peak_memory(cpu) as second:
+            raise RuntimeError
+        with peak_memory(cpu) as third:
+            pass
+    with peak_memory(cpu) as later:
+        assert later.read() == {}  # a CPU doesn't say
+    found = [peak.alone for peak in (first, elsewhere, second, third, later)]
+    assert found == [False, True, False, False, True]
 
 
 def test_nothing_is_removed_under_a_running_request_and_nothing_runs_after(tiny: Any) -> None:

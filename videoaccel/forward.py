@@ -19,7 +19,10 @@ Kind = Literal["dense", "sparse"]
 
 
 class RunForward(Protocol):
-    """Runs the transformer, or asks the next controller in; `kind` is what the receipt counts it as."""
+    """Runs the transformer, or asks the next controller in; `kind` is what the receipt counts it as.
+
+    A forward is counted sparse where any of the controllers it came through calls it so.
+    """
 
     def __call__(self, kind: Kind = "dense") -> Streams: ...
 
@@ -100,7 +103,20 @@ class _Ask:
         self._controller, self._call = controller, call
 
     def __call__(self, kind: Kind = "dense") -> Streams:
-        return self._controller.velocity(self._call)
+        call = self._call
+        return self._controller.velocity(
+            call if kind == "dense" else replace(call, dense=_As(kind, call.dense))
+        )
+
+
+class _As:
+    """`dense` of a forward that a controller further out has named a kind of already."""
+
+    def __init__(self, kind: Kind, dense: RunForward) -> None:
+        self._kind, self._dense = kind, dense
+
+    def __call__(self, kind: Kind = "dense") -> Streams:
+        return self._dense(self._kind if kind == "dense" else kind)
 
 
 @contextmanager

@@ -125,6 +125,8 @@ def broken(folder: Path, what: str) -> None:
         (folder / "videoaccel.json").write_text('{"default_steps": "fifty"}')
     elif what == "facts flag":
         (folder / "videoaccel.json").write_text('{"trained": 0}')
+    elif what == "facts of wan":
+        edit(folder / "videoaccel.json", lambda facts: facts.update(family="wan"))
     elif what == "no facts":
         (folder / "videoaccel.json").unlink()
     elif what == "layer":
@@ -155,6 +157,7 @@ def broken(folder: Path, what: str) -> None:
         ("no processor", r"preprocessor_config\.json"),
         ("cut weights", "cannot load component transformer"),
         ("facts flag", "trained cannot be 0"),
+        ("facts of wan", "is of family 'wan' and the model beside it of 'minimax_h3'; restore"),
         ("no facts", "no .*videoaccel.json, so it is the released model's 50; restore"),
         ("layer", "text_encoder_layer must be below the text encoder's 3 layers"),
         ("fewer layers", "transformer of .* no place for: transformer_blocks.3.* more; .* copy both again"),
@@ -208,6 +211,11 @@ def test_a_wan_folder_loads_as_itself(tmp_path: Path) -> None:
     pipe.save_pretrained(tmp_path)
     with pytest.raises(UserError, match="serves t2v, not i2v"):
         load(tmp_path, device="cpu", task="i2v")
+    facts = tmp_path / "videoaccel.json"
+    facts.write_text("{}")  # those of the released MiniMax-H3
+    with pytest.raises(UserError, match="is of family 'minimax_h3' and the model beside it of 'wan'"):
+        load(tmp_path, device="cpu", task="t2v")
+    facts.write_text('{"family": "wan"}')
     loaded = load(tmp_path, device="cpu", task="t2v")
     assert type(loaded).__name__ == "WanPipeline" and loaded.config.boundary_ratio == 0.9
     for name in ("transformer", "transformer_2"):

@@ -17,7 +17,7 @@ class ModelFacts:
     """The defaults are those of the released MiniMax-H3, which ships no such file.
 
     Attributes:
-        family: key in `videoaccel.pipelines.family.FAMILIES`.
+        family: key in `videoaccel.pipelines.family.FAMILIES`; loading refuses one that isn't the model's.
         text_encoder_layer: which hidden state of the text encoder conditions the transformer.
         min_seconds, max_seconds: lengths the model generates, s.
         default_frames: frames of a request that names no length.

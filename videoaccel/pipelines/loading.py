@@ -77,8 +77,9 @@ def load(
     index = _read_index(place.folder)
     class_name = str(index.get("_class_name"))
     if class_name == "MiniMaxH3ModularPipeline":
-        return _load_h3(place, read_facts(place.folder / FACTS_FILE), target, kind, task)
+        return _load_h3(place, _facts(place.folder, "minimax_h3"), target, kind, task)
     if class_name in _WAN_CLASSES.values():
+        _facts(place.folder, "wan")
         return _load_wan(place, index, class_name, target, kind, task)
     raise UserError(
         f"{model} holds a {class_name}; supported: MiniMaxH3ModularPipeline, WanPipeline, "
@@ -107,7 +108,7 @@ def load_shell(model: str | Path = "tiny-h3") -> Any:
 
     from videoaccel.pipelines.h3_pipeline import H3Pipeline
 
-    facts = read_facts(folder / FACTS_FILE)
+    facts = _facts(folder, "minimax_h3")
     _check_layer(folder, facts)
     pipe = H3Pipeline(MiniMaxH3Blocks(), pretrained_model_name_or_path=str(folder), facts=facts)
     for name in ("tokenizer", "scheduler", "audio_scheduler"):
@@ -204,6 +205,18 @@ def _read_index(folder: Path) -> dict[str, Any]:
         f"{folder} is not in the diffusers layout: no {' or '.join(_INDEXES)}; point at the folder that "
         "holds it"
     )
+
+
+def _facts(folder: Path, family: str) -> ModelFacts:
+    """The facts beside a checkpoint; UserError where they are those of another family's."""
+    path = folder / FACTS_FILE
+    facts = read_facts(path)
+    if path.is_file() and facts.family != family:
+        raise UserError(
+            f"{path} is of family {facts.family!r} and the model beside it of {family!r}; restore "
+            f"{FACTS_FILE} from the checkpoint's source"
+        )
+    return facts
 
 
 def _load_h3(
