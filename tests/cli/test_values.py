@@ -97,7 +97,7 @@ def test_bad_flags_never_import_torch() -> None:
         (["generate", "x", "--res", "9999x9999"], "smaller canvas"),
         (["generate", "x", "--res", "1600x64"], "4:1"),
         (["generate"], "prompt"),
-        (["generate", "x", "--steps", "1"], "2 or more"),
+        (["generate", "x", "--steps", "0"], "1 or more"),
         (["generate", "x", "--tire", "exact"], "did you mean --tier?"),
         (["bench", "--tier", "exact"], "did you mean --tiers?"),
         (["bench", "--requests", "0"], "1 or more"),
