@@ -80,14 +80,16 @@ class Batcher:
     def _cut(self, clips: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """Video rows, audio rows and cartoon of clips; of a random chunk's opening, if windows are drawn."""
         data = self.data
-        rows = data.video[clips], data.audio[clips], data.cartoons[clips]
         if not self.window:
-            return rows
+            return data.video[clips], data.audio[clips], data.cartoons[clips]
         chunk = int(torch.randint((data.latent_frames - WINDOW[1]) // CHUNK[1] + 1, ()))
         frames, latents = self._lengths
         start, opening = chunk * CHUNK[1] * GRID, round(chunk * CHUNK[0] * data.audio_latents / data.frames)
-        video, cartoon = (part[:, start : start + frames * GRID] for part in (rows[0], rows[2]))
-        audio = rows[1].unflatten(1, (2, -1))[:, :, opening : opening + latents]
+        # Cut first: indexing copies, and most of a clip is outside its window.
+        video, cartoon = (
+            rows[:, start : start + frames * GRID][clips] for rows in (data.video, data.cartoons)
+        )
+        audio = data.audio.unflatten(1, (2, -1))[:, :, opening : opening + latents][clips]
         return video, audio.flatten(1, 2), cartoon
 
     def _layout(self, task: str, length: int, anchors: tuple[str, ...]) -> tuple[Layout, list[int]]:

@@ -159,7 +159,9 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--away", type=float, default=2.0, help="how far, in steps from there to --resume")
     parser.add_argument("--seed", type=int, default=30_000_000)
     parser.add_argument(
-        "--keep-latents", type=Path, help="a folder for latents, which the next run of the same seed loads"
+        "--keep-latents",
+        type=Path,
+        help="a folder for latents, which the next run of the same codec and seed loads",
     )
     parser.add_argument("--no-compile", action="store_true")
     return parser.parse_args()
@@ -177,7 +179,6 @@ def main() -> None:
     codec = load_codec(arguments.codec, device)
     tokenizer = build_tokenizer()
     clips, long_clips = ranks.share_of(arguments.clips), ranks.share_of(arguments.long_clips)
-    first = arguments.seed + ranks.rank * clips
 
     def latents(name: str, seed: int, count: int, frames: int, batch: int) -> Latents:
         path = arguments.keep_latents and arguments.keep_latents / f"{name}_{seed}_{count}.pt"

@@ -21,6 +21,7 @@ from training.cartoon import cartoon
 from training.common import draw, draw_specs, scenes, sounds
 from training.skeleton import REFERENCE_EDGE
 from training.video_vae import encode_moments
+from videoaccel.files import replacing
 
 
 @dataclass
@@ -124,8 +125,8 @@ def keep_latents(path: Path | None, build: Callable[[], Latents], device: torch.
     latents = build()
     if path is not None:
         path.parent.mkdir(parents=True, exist_ok=True)
-        torch.save(latents, path.with_suffix(".new"))
-        path.with_suffix(".new").replace(path)
+        with replacing(path) as temporary:
+            torch.save(latents, temporary)
     return latents
 
 

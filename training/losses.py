@@ -26,6 +26,18 @@ def drawn_error(got: torch.Tensor, want: torch.Tensor, reading: torch.Tensor) ->
     return ((got - want) @ reading).pow(2).mean() / SCALE
 
 
+def velocity_errors(
+    got: Sequence[torch.Tensor],
+    want: Sequence[torch.Tensor],
+    batch: Batch,
+    noisy: Noisy,
+    reading: torch.Tensor,
+) -> dict[str, torch.Tensor]:
+    """What both kinds of training minimise: both streams' errors, and the video's that is drawn."""
+    weights = row_weights(batch.cartoon, noisy.video_sigma, OBJECT_WEIGHT)
+    return {**stream_errors(got, want, weights), "drawn": drawn_error(got[0], want[0], reading)}
+
+
 def flow_loss(
     networks, batch: Batch, blank: int, block_fn: Callable, reading: torch.Tensor
 ) -> dict[str, torch.Tensor]:
@@ -36,12 +48,11 @@ def flow_loss(
     states: list[torch.Tensor] = []
     ids = blank_prompts(batch, dropped, blank)
     velocities = predict(networks, batch, ids, noisy, block_fn, states)
-    weights = row_weights(batch.cartoon, noisy.video_sigma, OBJECT_WEIGHT)
     rows = states[CARTOON_BLOCK][:, batch.layout.video[batch.layout.conditions :]]
     away = networks["cartoon"](rows).float() - batch.cartoon
-    errors = stream_errors(velocities, (noisy.video_target, noisy.audio_target), weights)
-    drawn = drawn_error(velocities[0], noisy.video_target, reading)
-    return {**errors, "drawn": drawn, "cartoon": away.pow(2).mean() / SCALE}
+    targets = noisy.video_target, noisy.audio_target
+    errors = velocity_errors(velocities, targets, batch, noisy, reading)
+    return {**errors, "cartoon": away.pow(2).mean() / SCALE}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -81,6 +92,4 @@ def guided_loss(
     noisy = add_noise(batch, draw_sigmas(len(batch.video), batch.video.device))
     targets = teacher.velocities(batch, noisy, blank, block_fn)
     velocities = predict(networks, batch, batch.token_ids, noisy, block_fn)
-    weights = row_weights(batch.cartoon, noisy.video_sigma, OBJECT_WEIGHT)
-    errors = stream_errors(velocities, targets, weights)
-    return {**errors, "drawn": drawn_error(velocities[0], targets[0], reading)}
+    return velocity_errors(velocities, targets, batch, noisy, reading)

@@ -43,9 +43,10 @@ class StackedMuon(torch.optim.Muon):
                     alike[parameter.shape].append(parameter)
             for shape, parameters in alike.items():
                 gradients = [parameter.grad for parameter in parameters]
-                buffers = [
-                    self.state[p].setdefault("momentum_buffer", torch.zeros_like(p)) for p in parameters
-                ]
+                for parameter in parameters:
+                    if "momentum_buffer" not in self.state[parameter]:
+                        self.state[parameter]["momentum_buffer"] = torch.zeros_like(parameter)
+                buffers = [self.state[parameter]["momentum_buffer"] for parameter in parameters]
                 torch._foreach_lerp_(buffers, gradients, 1 - group["momentum"])
                 ahead = torch._foreach_lerp(gradients, buffers, group["momentum"])
                 updates = orthogonal(torch.stack(ahead), group["ns_coefficients"], group["ns_steps"])
