@@ -220,6 +220,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         "amp": arguments.amp,
     }
     batch = arguments.batch
+    long_batch = max(1, batch // 3)  # about as many rows
     questions: list[Callable[[], None]] = [
         lambda: evaluation.dense_clips(39, batch),
         lambda: evaluation.references(39, batch),
@@ -232,8 +233,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         questions += [
             lambda: evaluation.verifier(39),
             lambda: evaluation.verifier(124, "_124"),
-            lambda: evaluation.dense_clips(124, max(1, batch // 3), "_124", arguments.long_clips),
-            lambda: evaluation.references(124, max(1, batch // 3), "_124", arguments.long_clips),
+            lambda: evaluation.dense_clips(124, long_batch, "_124", arguments.long_clips),
+            lambda: evaluation.references(124, long_batch, "_124", arguments.long_clips),
             lambda: evaluation.keyframes(batch),
         ]
     # Saved after each question: a run that is cut off keeps what it has, and says that it is not complete.

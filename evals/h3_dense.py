@@ -29,6 +29,7 @@ from videoaccel.pipelines.family import Run
 from videoaccel.pipelines.loading import check_device
 from videoaccel.pipelines.random_weights import build_random_h3, random_prompt_embeds
 from videoaccel.pipelines.request import Request
+from videoaccel.session import peak_memory
 
 CLIP_FORWARDS = 49
 """Forwards of a clip at the published setting: 50 steps are 49 forwards in diffusers."""
@@ -116,12 +117,11 @@ class Bench:
             for side in sides if block % 2 == 0 else reversed(sides):
                 run = self.encoded(case.frames, case.forwards)
                 if side == "ours":
-                    if self.device.type == "cuda":
-                        torch.cuda.reset_peak_memory_stats(self.device)
-                    run.denoise()
-                    if self.device.type == "cuda":
-                        row["peak_gb"].append(torch.cuda.max_memory_allocated(self.device) / 1e9)
-                        row["peak_reserved_gb"].append(torch.cuda.max_memory_reserved(self.device) / 1e9)
+                    with peak_memory(self.device) as peak:
+                        run.denoise()
+                    if peaks := peak.read():
+                        row["peak_gb"].append(peaks["peak_allocated"] / 1e9)
+                        row["peak_reserved_gb"].append(peaks["peak_reserved"] / 1e9)
                     row["forward_s"] += run.timings.step_s
                     row["loop_s_per_forward"].append(run.timings.denoise_s / case.forwards)
                     say(f"{case.key}: forwards {', '.join(f'{s:.3f}' for s in run.timings.step_s)} s", clock)
