@@ -19,6 +19,7 @@ from videoaccel.cli.inputs import (
     quiet_libraries,
     with_canvas,
 )
+from videoaccel.cli.latency import P95_NEEDS
 from videoaccel.cli.values import Resolution, filled, names, whole
 from videoaccel.cli.written import stops_name
 from videoaccel.config import AccelConfig
@@ -34,8 +35,6 @@ BUNDLED = "tiny-h3"
 FULL_SIZE = "MiniMax-H3 (full size)"
 PROMPT = "A red ball bounces on a wooden floor while the camera pans slowly to the left."
 TEXT_ROWS = 256
-P95_NEEDS = 5
-"""Fewest requests that a 95th percentile is given of; of fewer it would be the slowest by another name."""
 REQUESTS_BUNDLED = P95_NEEDS
 REQUESTS = 2
 """The default of a model that may take minutes a clip."""

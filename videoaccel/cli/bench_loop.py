@@ -14,10 +14,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import numpy as np
 import torch
 
-from videoaccel.cli.bench import P95_NEEDS
+from videoaccel.cli.latency import latency_summary
 from videoaccel.install import Handle
 from videoaccel.pipelines.request import Request
 from videoaccel.receipt import STAGES, Receipt
@@ -227,7 +226,6 @@ def row_of(
 ) -> dict[str, Any]:
     """One tier's row of the benchmark: figures of what was run, null for what was not."""
     receipts = [ended.receipt for ended in measured.ended]
-    latencies = [ended.latency_s for ended in measured.ended]
     first = receipts[0]
     whole = set(work.stages) == set(STAGES)
     peaks = [r.memory for r in receipts if r.memory.peak_allocated is not None]
@@ -238,11 +236,7 @@ def row_of(
         "forwards": first.forwards.run,
         "requests": len(receipts),
         "inflight": inflight,
-        "latency_s": {
-            "p50": float(np.percentile(latencies, 50)),
-            "p95": float(np.percentile(latencies, 95)) if len(latencies) >= P95_NEEDS else None,
-            "all": latencies,
-        },
+        "latency_s": latency_summary([ended.latency_s for ended in measured.ended]),
         "stage_s": {
             name: statistics.median(getattr(r.timings, f"{name}_s") for r in receipts)
             if name in work.stages
