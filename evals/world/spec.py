@@ -62,6 +62,11 @@ _SWAY_PERIOD = (1.2, 0.65)
 _SWAY_REACH = 0.13
 PAN_SPEED = 0.28
 
+# At rest a shape stands as it is commonly drawn, leaning by at most TILT: with every angle as likely, most of
+# what early steps decide about an outline would be its angle, which no caption mentions. Radians; y is down.
+UPRIGHT = {"triangle": -math.pi / 2, "star": -math.pi / 2}
+TILT = 0.3
+
 # Bounces count twice: only they are heard.
 _MOTION_SHARES = np.array([2.0 if motion == "bounces" else 1.0 for motion in MOTIONS]) / (len(MOTIONS) + 1)
 
@@ -201,7 +206,7 @@ def _draw_object(
         radius=float(radius),
         x=float(x),
         y=float(y),
-        angle=float(rng.uniform(0, 2 * math.pi)),
+        angle=_rest_angle(rng, shape),
         phase=float(rng.uniform()),
         direction=int(rng.choice((-1, 1))),
         texture=str(rng.choice(TEXTURES)),
@@ -210,6 +215,10 @@ def _draw_object(
         shade=float(rng.uniform(0.4, 0.6)),
         value=float(rng.uniform(0.88, 1.0)),
     )
+
+
+def _rest_angle(rng: np.random.Generator, shape: str) -> float:
+    return UPRIGHT.get(shape, 0.0) + float(rng.uniform(-TILT, TILT))
 
 
 def _hue_distance(first: str, second: str) -> float:
@@ -273,6 +282,6 @@ def reference_still(spec: ClipSpec) -> ClipSpec:
         radius=0.33,
         x=float(rng.uniform(0.45, 0.55)),
         y=float(rng.uniform(0.45, 0.55)),
-        angle=float(rng.uniform(0, 2 * math.pi)),
+        angle=_rest_angle(rng, item.shape),
     )
     return ClipSpec(objects=(still,), pan="", seed=spec.seed + 7_000_003, frames=1)
