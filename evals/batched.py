@@ -7,6 +7,7 @@ tests/evals/test_batched.py holds both against the stock forward.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import groupby
 from typing import Any
 
 import torch
@@ -35,7 +36,8 @@ class Layout:
     audio: torch.Tensor  # (Na,)
     text: torch.Tensor  # (Nt,)
     conditions: int  # leading video rows that are conditions
-    selector: torch.Tensor  # (S, 9) one-hot over (time, tag)
+    tags: torch.Tensor  # (S,) modality of each row
+    runs: tuple[tuple[int, int], ...]  # (time and tag, rows) of each stretch of like rows, in order
     times: torch.Tensor  # (S, 3) one-hot over times
 
     @property
@@ -113,7 +115,8 @@ def make_layout(
         audio=audio.to(device),
         text=text.to(device),
         conditions=conditions,
-        selector=F.one_hot(time * TAGS + tags, 3 * TAGS).float().to(device),
+        tags=tags.to(device),
+        runs=tuple((kind, len(list(rows))) for kind, rows in groupby((time * TAGS + tags).tolist())),
         times=F.one_hot(time, 3).float().to(device),
     )
 
@@ -152,14 +155,18 @@ def block_forward(
     block: torch.nn.Module,
     x: torch.Tensor,
     temb: torch.Tensor,
-    selector: torch.Tensor,
+    runs: Sequence[tuple[int, int]],
     cos: torch.Tensor,
     sin: torch.Tensor,
 ) -> torch.Tensor:
     """One transformer block over `(B, S, D)` with per-sample modulation `(B, 3, time_embed_dim)`."""
     table = block.adaln_proj.linear(F.silu(temb)).view(len(x), 3 * TAGS, -1)
-    rows = torch.matmul(selector.to(table.dtype), table)
-    shift1, scale1, gate1, shift2, scale2, gate2 = rows.chunk(6, dim=-1)
+    # Expanded, not multiplied out, and part by part: compiled, no row's modulation is ever written to memory,
+    # nor its gradient.
+    shift1, scale1, gate1, shift2, scale2, gate2 = (
+        torch.cat([part[:, kind : kind + 1].expand(-1, count, -1) for kind, count in runs], dim=1)
+        for part in table.chunk(6, dim=-1)
+    )
     y = _norm(x, block.norm1.weight, block.norm1.eps) * (1 + scale1) + shift1
     x = x + gate1 * _attention(block.attn, y, cos, sin)
     y = _norm(x, block.norm2.weight, block.norm2.eps) * (1 + scale2) + shift2
@@ -202,7 +209,7 @@ def transformer_forward(
         temb = model.time_embedder(model.time_proj(times.flatten())).unflatten(0, times.shape)
     cos, sin = cos.to(x.dtype), sin.to(x.dtype)
     for block in model.transformer_blocks:
-        x = block_fn(block, x, temb, layout.selector, cos, sin)
+        x = block_fn(block, x, temb, layout.runs, cos, sin)
         if states is not None:
             states.append(x)
     out = model.norm_out

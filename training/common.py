@@ -157,8 +157,9 @@ def descend(
     if ranks is not None:
         ranks.average(gradients)
     norm = torch.nn.utils.clip_grad_norm_(parameters, 1.0)
-    if not torch.isfinite(norm):
-        torch._foreach_zero_(gradients)
+    # Zeroed without asking whether it must be: asking would make the host wait for the device at every step.
+    for gradient in gradients:
+        gradient.nan_to_num_(0.0, 0.0, 0.0)
     for optimizer in optimizers:
         optimizer.step()
     return norm

@@ -67,7 +67,7 @@ def stock(model: Any, layout: Layout, inputs: dict[str, torch.Tensor], index: in
         encoder_hidden_states=one["text"],
         timestep=one["times"][0],
         timestep_indices=layout.times.argmax(1),
-        token_tags=layout.selector.argmax(1) % 3,
+        token_tags=layout.tags,
         position_ids=layout.position_ids,
         video_indices=layout.video,
         audio_indices=layout.audio,

@@ -31,3 +31,21 @@ def test_parts_hold_all_weights_and_each_is_small(tmp_path, monkeypatch):
 def test_a_budget_without_a_step_is_an_error():
     with pytest.raises(SystemExit, match="no step ran"):
         list(common.Budget(1e-9).steps())
+
+
+@pytest.mark.parametrize("fault", [float("nan"), float("inf"), 3e38])
+def test_a_step_whose_gradient_is_not_finite_changes_nothing(fault: float) -> None:
+    # 3e38 is finite, and its square is not: the norm is where it shows.
+    weights = [torch.nn.Parameter(torch.ones(3)), torch.nn.Parameter(torch.ones(2))]
+    loss = (weights[0] * torch.tensor([1.0, fault, 1.0])).sum() + weights[1].sum()
+    common.descend(loss, weights, [torch.optim.SGD(weights, lr=0.1)])
+    assert all(torch.equal(weight, torch.ones_like(weight)) for weight in weights)
+
+
+def test_a_step_is_clipped_to_unit_norm() -> None:
+    weight = torch.nn.Parameter(torch.zeros(2))
+    norm = common.descend(
+        (weight * torch.tensor([3.0, 4.0])).sum(), [weight], [torch.optim.SGD([weight], lr=1.0)]
+    )
+    assert float(norm) == pytest.approx(5.0)
+    assert torch.allclose(weight.detach(), torch.tensor([-0.6, -0.8]), atol=1e-5)
