@@ -21,13 +21,13 @@ from training.batches import TASKS, Batch, Batcher, add_noise, draw_sigmas, pred
 from training.cartoon import CHANNELS, covered_rows, readout
 from training.common import Budget, Log, descend, load_half, mixed_optimizers, save_half, scale_rates
 from training.latents import Codec, Latents, build_latents, keep_latents
-from training.losses import Teacher, flow_loss, guided_loss, stream_errors
+from training.losses import Drawn, Teacher, flow_loss, guided_loss, stream_errors
 from training.parallel import Ranks
 from training.skeleton import AUDIO_VAE, TRANSFORMER, VIDEO_VAE, build_models, build_tokenizer
 
 SHIPPED = ("transformer", "text_encoder")  # of what is trained here; the cartoon's head stays behind
 CARTOON_WEIGHT = 0.5
-DRAWN_WEIGHT = 1.0
+DRAWN_WEIGHT = 0.3
 TASK_SHARES = (0.62, 0.2, 0.18)
 ANCHORS = (("first",), ("last",), ("first", "last"))
 AUDIO_WEIGHT = 0.25
@@ -196,7 +196,7 @@ def main() -> None:
         batchers["long"] = Batcher(latents("long", first, long_clips, 124, 24), tokenizer)
     count = min(256, arguments.clips)
     held_back = Batcher(latents("held_back", arguments.seed - 100_000, count, 39, 192), tokenizer)
-    reading = readout(whole.data.video[:2000], whole.data.cartoons[:2000])
+    drawn = Drawn(readout(whole.data.video[:2000], whole.data.cartoons[:2000]))
     blank = held_back.blank
     block_fn: Callable = block_forward
     if amp and not arguments.no_compile:
@@ -214,8 +214,8 @@ def main() -> None:
 
     def losses(networks: torch.nn.ModuleDict, batch: Batch) -> dict[str, torch.Tensor]:
         if teacher is None:
-            return flow_loss(networks, batch, blank, block_fn, reading)
-        return guided_loss(networks, teacher, batch, blank, block_fn, reading)
+            return flow_loss(networks, batch, blank, block_fn, drawn)
+        return guided_loss(networks, teacher, batch, blank, block_fn, drawn)
 
     def run(kind: str, limit: Budget, networks, average: Average, optimizers, decay: bool, warm: int) -> int:
         parameters = list(networks.parameters())
@@ -232,7 +232,7 @@ def main() -> None:
                 parts = losses(networks, batch)
             scale_rates(optimizers, factor)
             loss = parts["video"] + AUDIO_WEIGHT * batch.heard * parts["audio"]
-            loss = loss + DRAWN_WEIGHT * parts["drawn"] + CARTOON_WEIGHT * parts.get("cartoon", 0.0)
+            loss = loss + DRAWN_WEIGHT * parts["drawn_evenly"] + CARTOON_WEIGHT * parts.get("cartoon", 0.0)
             norm = descend(loss, parameters, optimizers, ranks)
             average.update(networks)
             if step % 100 == 0:

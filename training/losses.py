@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 import torch
 
-from training.batches import Batch, Noisy, add_noise, blank_prompts, draw_sigmas, predict
+from training.batches import VIDEO_SHIFT, Batch, Noisy, add_noise, blank_prompts, draw_sigmas, predict
 from training.cartoon import SCALE, row_weights
 
 OBJECT_WEIGHT = 3.0
@@ -22,8 +22,45 @@ def stream_errors(
 
 
 def drawn_error(got: torch.Tensor, want: torch.Tensor, reading: torch.Tensor) -> torch.Tensor:
-    """The part of a velocity's error that shows in the cartoon: outlines count, textures do not."""
-    return ((got - want) @ reading).pow(2).mean() / SCALE
+    """`(B,)`: the part of a velocity's error that shows in the cartoon; outlines count, textures do not."""
+    return ((got - want) @ reading).pow(2).mean(dim=(1, 2)) / SCALE
+
+
+class Drawn:
+    """The drawn error, weighed so that every noise level counts alike.
+
+    It falls by a factor of twenty between pure noise, where nothing is known of an object, and the middle
+    levels, where its outline is made exact. Each level's error is divided by its own running mean (what Karras
+    et al., 2024, "Analyzing and improving the training dynamics of diffusion models", learn with a network).
+
+    Args:
+        reading: `(4 C, CHANNELS)`, see `cartoon.readout`.
+        levels: into how many steps noise levels are parted, half evenly in sigma and half along the schedule.
+        memory: share of a running mean that an update leaves.
+    """
+
+    def __init__(self, reading: torch.Tensor, levels: int = 24, memory: float = 0.98) -> None:
+        self.reading, self.levels, self.memory = reading, levels, memory
+        self.means = torch.zeros(levels, device=reading.device)
+
+    def places(self, sigma: torch.Tensor) -> torch.Tensor:
+        """`(B,)` int64: the step of each noise level."""
+        along = sigma / (VIDEO_SHIFT - (VIDEO_SHIFT - 1) * sigma)
+        return ((along + sigma) / 2 * self.levels).long().clamp(0, self.levels - 1)
+
+    def __call__(self, got: torch.Tensor, want: torch.Tensor, sigma: torch.Tensor) -> dict[str, torch.Tensor]:
+        """`drawn`, the mean error as it is, and `drawn_evenly`, about 1: what the training minimises."""
+        errors = drawn_error(got, want, self.reading).float()
+        places = self.places(sigma)
+        with torch.no_grad():
+            zeros = torch.zeros_like(self.means)
+            count = zeros.index_add(0, places, torch.ones_like(errors))
+            fresh = zeros.index_add(0, places, errors) / count.clamp_min(1)
+            # A level that is seen for the first time takes what it sees.
+            kept = torch.where(self.means > 0, self.memory, 0.0)
+            self.means = torch.where(count > 0, kept * self.means + (1 - kept) * fresh, self.means)
+        even = (errors / self.means[places].clamp_min(1e-6)).mean()
+        return {"drawn": errors.mean().detach(), "drawn_evenly": even}
 
 
 def velocity_errors(
@@ -31,15 +68,15 @@ def velocity_errors(
     want: Sequence[torch.Tensor],
     batch: Batch,
     noisy: Noisy,
-    reading: torch.Tensor,
+    drawn: Drawn,
 ) -> dict[str, torch.Tensor]:
     """What both kinds of training minimise: both streams' errors, and the video's that is drawn."""
     weights = row_weights(batch.cartoon, noisy.video_sigma, OBJECT_WEIGHT)
-    return {**stream_errors(got, want, weights), "drawn": drawn_error(got[0], want[0], reading)}
+    return {**stream_errors(got, want, weights), **drawn(got[0], want[0], noisy.video_sigma)}
 
 
 def flow_loss(
-    networks, batch: Batch, blank: int, block_fn: Callable, reading: torch.Tensor
+    networks, batch: Batch, blank: int, block_fn: Callable, drawn: Drawn
 ) -> dict[str, torch.Tensor]:
     """Velocity errors, with prompts dropped at random, and the error of the cartoon seen in the middle."""
     sigmas = draw_sigmas(len(batch.video), batch.video.device)
@@ -51,7 +88,7 @@ def flow_loss(
     rows = states[CARTOON_BLOCK][:, batch.layout.video[batch.layout.conditions :]]
     away = networks["cartoon"](rows).float() - batch.cartoon
     targets = noisy.video_target, noisy.audio_target
-    errors = velocity_errors(velocities, targets, batch, noisy, reading)
+    errors = velocity_errors(velocities, targets, batch, noisy, drawn)
     return {**errors, "cartoon": away.pow(2).mean() / SCALE}
 
 
@@ -86,10 +123,10 @@ class Teacher:
 
 
 def guided_loss(
-    networks, teacher: Teacher, batch: Batch, blank: int, block_fn: Callable, reading: torch.Tensor
+    networks, teacher: Teacher, batch: Batch, blank: int, block_fn: Callable, drawn: Drawn
 ) -> dict[str, torch.Tensor]:
     """Distance to the teacher's velocity: the real pipeline has no guidance, so the weights get it."""
     noisy = add_noise(batch, draw_sigmas(len(batch.video), batch.video.device))
     targets = teacher.velocities(batch, noisy, blank, block_fn)
     velocities = predict(networks, batch, batch.token_ids, noisy, block_fn)
-    return velocity_errors(velocities, targets, batch, noisy, reading)
+    return velocity_errors(velocities, targets, batch, noisy, drawn)
