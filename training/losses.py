@@ -30,7 +30,7 @@ class Drawn:
     """The drawn error, weighed so that every noise level counts alike.
 
     It falls by a factor of twenty between pure noise, where nothing is known of an object, and the middle
-    levels, where its outline is made exact. Each level's error is divided by its own running mean (what Karras
+    levels, where its outline is made exact. Each level's error is divided by its running mean (what Karras
     et al., 2024, "Analyzing and improving the training dynamics of diffusion models", learn with a network).
 
     Args:
