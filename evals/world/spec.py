@@ -191,7 +191,7 @@ def _draw_object(
             continue
         if held_out is None or is_held_out(color, shape, motion) == held_out:
             break
-    radius = rng.uniform(0.17, 0.23) if count == 1 else rng.uniform(0.14, 0.18)
+    radius = rng.uniform(0.19, 0.24) if count == 1 else rng.uniform(0.15, 0.19)
     if motion in ("grows", "shrinks"):
         radius *= 0.9
     spread = (0.34, 0.66) if count == 1 else ((0.2, 0.42), (0.58, 0.8))[slot]
