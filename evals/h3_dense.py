@@ -21,6 +21,7 @@ import torch
 
 from evals.command import user_errors
 from evals.results_file import write_result
+from videoaccel.cli.values import whole
 from videoaccel.environment import device_name
 from videoaccel.errors import UserError
 from videoaccel.install import accelerate
@@ -160,7 +161,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--out", required=True, metavar="JSON")
     parser.add_argument("--device", help="default: the accelerator")
     parser.add_argument(
-        "--forwards", type=int, default=8, help="forwards timed for each length, in pairs (default 8)"
+        "--forwards", type=whole(1), default=8, help="forwards timed for each length, in pairs (default 8)"
     )
     parser.add_argument("--lengths", nargs="+", choices=["5s", "15s"], default=["5s", "15s"])
     parser.add_argument("--text-rows", type=int, default=256)
@@ -173,8 +174,6 @@ def main(argv: Sequence[str] | None = None) -> int:
     device = check_device(args.device)
     if device.type == "cpu" and not args.dry_run:
         raise UserError("the full-size model needs an accelerator; use --dry-run to try the command on a CPU")
-    if args.forwards < 1:
-        raise UserError(f"--forwards must be at least 1, not {args.forwards}")
     say("building the transformer on the device", clock)
     pipe = build_random_h3(device=device, vaes=False, config=TINY if args.dry_run else None)
     height, width = (64, 96) if args.dry_run else (768, 1344)

@@ -6,6 +6,7 @@ import multiprocessing
 import os
 import time
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from evals.world.render import render, scene_arrays, scene_of, soundtracks
 from evals.world.spec import SIZE, ClipSpec, draw_clip
 from training.muon import StackedMuon
 from training.parallel import Ranks
+from videoaccel.files import replacing
 
 
 def workers() -> int:
@@ -171,7 +173,7 @@ PART_BYTES = 14_000_000
 def save_half(module: torch.nn.Module, folder: Path, name: str) -> None:
     """Weights as float16 safetensors, as they ship, in parts small enough to carry: `NAME.0.safetensors` on.
 
-    Written under another name first, so that a run that is cut off leaves the last whole set.
+    No part takes its place before all are written, so that a run that is cut off leaves the last whole set.
     """
     from safetensors.torch import save_file
 
@@ -185,14 +187,11 @@ def save_half(module: torch.nn.Module, folder: Path, name: str) -> None:
             room = PART_BYTES
         parts[-1][key] = half
         room -= half.nbytes
-    written = []
     facts = {"format": "pt", "parts": str(len(parts)), "set": str(time.time_ns())}
-    for index, part in enumerate(parts):
-        path = folder / f"{name}.{index}.safetensors"
-        save_file(part, path.with_suffix(".new"), metadata=facts)
-        written.append(path)
-    for path in written:
-        path.with_suffix(".new").replace(path)
+    with ExitStack() as whole_set:
+        for index, part in enumerate(parts):
+            path = whole_set.enter_context(replacing(folder / f"{name}.{index}.safetensors"))
+            save_file(part, path, metadata=facts)
 
 
 def load_half(folder: Path, name: str) -> dict[str, torch.Tensor]:

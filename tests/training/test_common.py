@@ -23,7 +23,15 @@ def test_parts_hold_all_weights_and_each_is_small(tmp_path, monkeypatch):
     with pytest.raises(ValueError, match="another save"):
         common.load_half(tmp_path, "net")
     common.save_half(module, tmp_path, "net")
+    before = {file: file.read_bytes() for file in files}
+    # A write that fails half-way, here for a name that is a folder, leaves the set as it was.
     files[-1].unlink()
+    files[-1].mkdir()
+    with pytest.raises(ValueError, match="it is a folder"):
+        common.save_half(module, tmp_path, "net")
+    assert sorted(tmp_path.iterdir()) == [*files, other]
+    assert all(file.read_bytes() == before[file] for file in files[:-1])
+    files[-1].rmdir()
     with pytest.raises(FileNotFoundError):
         common.load_half(tmp_path, "net")
 

@@ -28,9 +28,9 @@ from videoaccel.pipelines.request import (
     Progress,
     Reference,
     Request,
+    RunTimings,
     StepInfo,
     Streams,
-    Timings,
 )
 from videoaccel.pipelines.run import NO_CONTROLLERS, Run
 from videoaccel.pipelines.schedule import StreamSchedule, stream_schedule
@@ -54,7 +54,7 @@ __all__ = [
     "StepInfo",
     "StreamSchedule",
     "Streams",
-    "Timings",
+    "RunTimings",
     "current_forward",
     "family_of",
     "stream_schedule",

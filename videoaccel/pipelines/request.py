@@ -26,7 +26,8 @@ NOT_FINITE = (
 )
 """What most likely is wrong where a model answers NaN or infinity, and what to do."""
 
-Stage = Literal["encode", "denoise", "decode"]
+RunStage = Literal["encode", "denoise", "decode"]
+"""A stage of a run; a receipt's stages have the muxing as well, which comes after the run."""
 
 
 class Cancelled(Exception):
@@ -192,7 +193,7 @@ class Progress:
         elapsed_s: seconds since the run started.
     """
 
-    stage: Stage
+    stage: RunStage
     done: int
     total: int
     step_s: float
@@ -205,8 +206,8 @@ CancelFlag = Callable[[], bool]
 
 
 @dataclass(kw_only=True)
-class Timings:
-    """Seconds, after device synchronisation.
+class RunTimings:
+    """Seconds of a run so far, after device synchronisation; `receipt.Timings` is the finished record.
 
     Attributes:
         encode_s, denoise_s, decode_s: per stage.
@@ -244,7 +245,7 @@ class Clip:
     initial_noise: Streams
     layout: Layout
     plan: Plan
-    timings: Timings
+    timings: RunTimings
 
 
 def finished_frames(frames: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:

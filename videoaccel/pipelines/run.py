@@ -25,10 +25,10 @@ from videoaccel.pipelines.request import (
     Plan,
     Progress,
     Request,
-    Stage,
+    RunStage,
+    RunTimings,
     StepInfo,
     Streams,
-    Timings,
 )
 
 _OUT_OF_MEMORY = ("can't allocate memory", "not enough memory", "out of memory")
@@ -42,7 +42,7 @@ def is_out_of_memory(error: BaseException) -> bool:
     return isinstance(error, RuntimeError) and any(words in str(error) for words in _OUT_OF_MEMORY)
 
 
-_STAGES: tuple[Stage, ...] = ("encode", "denoise", "decode")
+_STAGES: tuple[RunStage, ...] = ("encode", "denoise", "decode")
 NO_CONTROLLERS: Mapping[str, Controller] = types.MappingProxyType({})
 
 
@@ -73,7 +73,7 @@ class Run(ABC):
         self.steps = steps
         self.id = uuid.uuid4().hex
         self.encoded = False
-        self.timings = Timings()
+        self.timings = RunTimings()
         self.forwards: Counter[str] = Counter()
         self.controllers = NO_CONTROLLERS
         self._begun = 0
@@ -186,7 +186,7 @@ class Run(ABC):
         self._tell(on_progress, "decode", 1, 1)
         return clip
 
-    def _enter(self, stage: Stage) -> None:
+    def _enter(self, stage: RunStage) -> None:
         """What every stage begins with: UserError where it is not this stage's turn."""
         if _STAGES.index(stage) != self._begun:
             due = f"{_STAGES[self._begun]}() is next" if self._begun < len(_STAGES) else "this run is over"
@@ -261,7 +261,7 @@ class Run(ABC):
             raise Cancelled(f"Cancelled after {len(self.timings.step_s)} of {len(self.steps)} steps.")
 
     def _tell(
-        self, on_progress: OnProgress | None, stage: Stage, done: int, total: int, step_s: float = 0.0
+        self, on_progress: OnProgress | None, stage: RunStage, done: int, total: int, step_s: float = 0.0
     ) -> None:
         if on_progress is not None:
             elapsed = time.perf_counter() - self._started
