@@ -21,6 +21,7 @@ from videoaccel.cli import bench, build_parser, main
 from videoaccel.cli.bench_loop import closed_loop
 from videoaccel.cli.values import Resolution
 from videoaccel.errors import UserError
+from videoaccel.pipelines.family import family_named, family_of
 from videoaccel.pipelines.loading import bundled_folder
 from videoaccel.receipt import Receipt
 
@@ -109,7 +110,9 @@ def test_random_weights_report_only_what_ran() -> None:
     pipe = build_random_h3(device="cpu", config=TINY, vaes=False)
     args = parsed("--steps", "3", "--requests", "2", "--warmup", "0", "--res", "64x64")
     target = bench.Target(model="tiny", weights="random", res=args.res, seconds=5.0)
-    report = bench.bench(pipe, target, bench.synthetic_request(args, target), args, lambda *words: None)
+    report = bench.bench(
+        pipe, target, bench.synthetic_request(family_of(pipe), args, target), args, lambda *words: None
+    )
     row = report["tiers"][0]
     assert {name: value is None for name, value in row["stage_s"].items()} == {
         "encode": True,
@@ -216,11 +219,12 @@ def test_the_default_of_the_bundled_model_gives_a_p95(
 def test_memory_estimate_goes_through_the_measured_points() -> None:
     """72.9 and 85.0 GB for the transformer at 5 and 15 s, with 5.5 GB of VAEs and 2 to spare."""
     stock = Resolution(768, None, None)
-    assert bench.full_size_gb(5, stock) == pytest.approx(80.4)
-    assert bench.full_size_gb(15, stock) == pytest.approx(92.5)
+    full = family_named("minimax_h3").full_size()
+    assert bench.gigabytes(full, 5, stock) == pytest.approx(80.4)
+    assert bench.gigabytes(full, 15, stock) == pytest.approx(92.5)
     # Activations go with the rows: three times the pixels are three times the seconds.
-    assert bench.full_size_gb(5, Resolution(None, 1344, 3 * 768)) == pytest.approx(92.5)
-    assert bench.full_size_gb(5, Resolution(1536, None, None)) == pytest.approx(80.4 + 3 * 6.05)
+    assert bench.gigabytes(full, 5, Resolution(None, 1344, 3 * 768)) == pytest.approx(92.5)
+    assert bench.gigabytes(full, 5, Resolution(1536, None, None)) == pytest.approx(80.4 + 3 * 6.05)
 
 
 @pytest.mark.parametrize(

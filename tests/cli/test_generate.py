@@ -214,7 +214,7 @@ def test_a_failed_run_keeps_the_old_clip(tmp_path: Path, monkeypatch: pytest.Mon
     """Latents that are not finite end the request with code 1 and leave the file that was there."""
     import torch
 
-    from videoaccel.pipelines.minimax_h3 import MiniMaxH3Run
+    from videoaccel.pipelines.h3_run import MiniMaxH3Run
 
     latents = MiniMaxH3Run.latents.fget
     assert latents is not None
@@ -235,7 +235,7 @@ def test_ctrl_c_says_what_was_written(
     where: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     from videoaccel.cli import generate
-    from videoaccel.pipelines.minimax_h3 import MiniMaxH3Run
+    from videoaccel.pipelines.h3_run import MiniMaxH3Run
 
     def stop(*_: Any, **__: Any) -> None:
         raise KeyboardInterrupt

@@ -9,11 +9,10 @@ import sys
 
 import pytest
 
-from videoaccel.cli import inputs, main, values
+from videoaccel.cli import main, values
 from videoaccel.cli.progress import ProgressReport, clock, time_left
 from videoaccel.cli.values import names, resolution, seconds, whole
 from videoaccel.pipelines import checks
-from videoaccel.pipelines.family import FAMILIES, family_named
 from videoaccel.pipelines.request import Progress
 
 
@@ -141,9 +140,7 @@ def test_openmp_threads_sleep_unless_told_otherwise() -> None:
         assert answer.stdout.split() == [wanted, "False"]
 
 
-def test_what_is_known_without_torch_is_what_the_families_say() -> None:
-    """Tasks and limits that stand a second time, so that a bad flag is refused before torch is imported."""
-    tasks = {task for name in FAMILIES for task in family_named(name).tasks}
-    assert set(inputs.TASKS) == tasks and len(inputs.TASKS) == len(tasks)
+def test_what_is_known_without_torch_is_what_the_checks_say() -> None:
+    """Limits that stand a second time, so that a bad flag is refused before torch is imported."""
     assert values.MAX_ASPECT == checks.MAX_ASPECT
     assert checks.check_seed(values.MAX_WHOLE) == values.MAX_WHOLE

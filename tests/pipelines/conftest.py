@@ -12,8 +12,8 @@ import torch
 from PIL import Image
 
 from videoaccel.pipelines.family import Clip, Request, family_of
+from videoaccel.pipelines.h3_blocks import stock_reference
 from videoaccel.pipelines.loading import bundled_folder, load
-from videoaccel.pipelines.minimax_h3 import stock_reference
 
 torch.set_num_threads(1)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import datetime
 import functools
 import json
@@ -25,14 +26,14 @@ from videoaccel.cli.written import stops_name
 from videoaccel.config import AccelConfig
 from videoaccel.errors import UserError
 from videoaccel.media import check_writable, write_json
+from videoaccel.pipelines.registry import BUNDLED, DEFAULT_MODEL, FAMILIES
 
 if TYPE_CHECKING:
     import torch
 
+    from videoaccel.pipelines.family import Family, FullSize
     from videoaccel.pipelines.request import Request
 
-BUNDLED = "tiny-h3"
-FULL_SIZE = "MiniMax-H3 (full size)"
 PROMPT = "A red ball bounces on a wooden floor while the camera pans slowly to the left."
 TEXT_ROWS = 256
 REQUESTS_BUNDLED = P95_NEEDS
@@ -42,17 +43,12 @@ DENSE_MARGIN = 1.03
 """The dense row may take at most this many times what bare diffusers takes; beyond it the report says so."""
 
 
-def full_size_gb(seconds: float, res: Resolution) -> float:
-    """Decimal GB the full-size H3 and its VAEs need in bf16: a line in seconds times pixels.
-
-    72.9 and 85.0 GB were measured on one H200 at 1344x768 for 5 and 15 s, transformer and activations; VAEs
-    add 5.5, and 2 are spare.
-    """
+def gigabytes(full: FullSize, seconds: float, res: Resolution) -> float:
+    """Decimal GB that a full-size model needs at a length and a canvas; a short edge keeps its own shape."""
     if res.width is not None and res.height is not None:
-        canvas = res.width * res.height / (1344 * 768)
-    else:
-        canvas = ((res.short_edge or 768) / 768) ** 2
-    return 72.9 + (85.0 - 72.9) * (seconds * canvas - 5) / 10 + 5.5 + 2.0
+        return full.gigabytes(seconds, res.width * res.height)
+    own = min(full.height, full.width)
+    return full.gigabytes(seconds, full.height * full.width * ((res.short_edge or own) / own) ** 2)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -78,7 +74,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The flags of `bench`."""
     add_model_arguments(parser, task="the model's text-to-video task")
     parser.add_argument(
-        "--weights", choices=["pretrained", "random"], help="random: full-size H3 built on the device"
+        "--weights",
+        choices=["pretrained", "random"],
+        help=f"random: full-size {FAMILIES[BUNDLED[DEFAULT_MODEL]].title} built on the device",
     )
     parser.add_argument("--tiers", type=names, default=["exact"], help="comma-separated; default: exact")
     parser.add_argument(
@@ -100,18 +98,21 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def choose(args: argparse.Namespace, device: torch.device) -> Target:
-    """The full-size H3 where it fits, else the bundled model at its own canvas, saying so.
+    """The bundled model's family at full size where it fits, else the bundled model itself, saying so.
 
     Raises:
         UserError: random weights were asked for on a device that can't hold them.
     """
-    length = args.seconds or 5.0
-    res = args.res or Resolution(768, None, None)
-    need = full_size_gb(length, res)
+    from videoaccel.pipelines.family import family_named
+
+    full = family_named(BUNDLED[DEFAULT_MODEL]).full_size()
+    length = args.seconds or full.seconds
+    res = args.res or Resolution(min(full.height, full.width), None, None)
+    need = gigabytes(full, length, res)
     free = free_gb(device)
     if args.weights == "random":
         if args.model is not None:
-            raise UserError("--weights random builds the full-size H3 and takes no --model; drop one of them")
+            raise UserError(f"--weights random builds {full.title} and takes no --model; drop one of them")
         if free < need:
             raise UserError(
                 f"--weights random needs about {need:.0f} GB and {device} has {free:.0f} GB free; "
@@ -120,7 +121,7 @@ def choose(args: argparse.Namespace, device: torch.device) -> Target:
     elif args.model is not None:
         return Target(model=args.model, weights="pretrained", res=args.res, seconds=args.seconds)
     if free >= need and args.weights != "pretrained":
-        return Target(model=FULL_SIZE, weights="random", res=res, seconds=length)
+        return Target(model=full.title, weights="random", res=res, seconds=length)
     if device.type == "cpu":
         why = "no accelerator"
     elif free < need:
@@ -128,8 +129,9 @@ def choose(args: argparse.Namespace, device: torch.device) -> Target:
     else:
         why = "pretrained weights without --model"
     asked = f", not {args.res}" if args.res is not None else ""
-    note = f"{why}: this measures the bundled {BUNDLED} at its own canvas{asked}, not the full-size model"
-    return Target(model=BUNDLED, weights="pretrained", res=None, seconds=args.seconds, notes=(note,))
+    bundled = f"the bundled {DEFAULT_MODEL} at its own canvas{asked}"
+    note = f"{why}: this measures {bundled}, not the full-size model"
+    return Target(model=DEFAULT_MODEL, weights="pretrained", res=None, seconds=args.seconds, notes=(note,))
 
 
 def free_gb(device: torch.device) -> float:
@@ -139,23 +141,14 @@ def free_gb(device: torch.device) -> float:
     return torch.cuda.mem_get_info(device)[0] / 1e9 if device.type == "cuda" else 0.0
 
 
-def synthetic_request(args: argparse.Namespace, target: Target) -> Request:
+def synthetic_request(family: Family, args: argparse.Namespace, target: Target) -> Request:
     """The request that is measured; a task that takes an image gets a drawn one."""
     from PIL import Image, ImageDraw
 
-    from videoaccel.pipelines.request import Reference, Request
-
     drawn = Image.new("RGB", (256, 256), (96, 128, 160))
     ImageDraw.Draw(drawn).ellipse((64, 64, 192, 192), fill=(200, 40, 40))
-    return Request(
-        prompt=PROMPT,
-        task=args.task,
-        references=(Reference(kind="image", image=drawn),) if args.task == "ref2va" else (),
-        first_frame=drawn if args.task in ("fl2va", "i2v") else None,
-        seed=args.seed,
-        steps=args.steps,
-        seconds=target.seconds,
-    )
+    request = family.sample_request(PROMPT, drawn, args.task)
+    return dataclasses.replace(request, seed=args.seed, steps=args.steps, seconds=target.seconds)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -165,25 +158,26 @@ def run(args: argparse.Namespace) -> int:
     check_writable(args.out, suffix=".json")
     check_outputs_spare_inputs({"--out": args.out}, [("--model", args.model)])
 
-    from videoaccel.pipelines.loading import check_device, load
-    from videoaccel.pipelines.random_weights import build_random_h3
+    from videoaccel.pipelines.loading import check_device, family_for, load
 
     device = check_device(args.device)
     target = choose(args, device)
     if args.requests is None:
-        args.requests = REQUESTS_BUNDLED if target.model == BUNDLED else REQUESTS
+        args.requests = REQUESTS_BUNDLED if target.model == DEFAULT_MODEL else REQUESTS
     say = reporter(enabled=not args.quiet)
     for note in target.notes:
         print(f"note: {note}", file=sys.stderr)
     quiet_libraries()
-    request = synthetic_request(args, target)
-    if target.weights == "pretrained":
+    pretrained = target.weights == "pretrained"
+    family = family_for(target.model if pretrained else DEFAULT_MODEL)
+    request = synthetic_request(family, args, target)
+    if pretrained:
         plan = preflight(target.model, request, target.res)
         say(f"loading {target.model} on {device}")
         pipe = load(target.model, device=device, task=plan.task if plan is not None else args.task)
     else:
         say(f"building {target.model} with random weights on {device}")
-        pipe = build_random_h3(device=device)
+        pipe = family.full_size().build(device=device)
     report = bench(pipe, target, request, args, say)
     with stops_name({"report": args.out}):
         write_json(args.out, report)
@@ -198,7 +192,6 @@ def bench(pipe: Any, target: Target, request: Request, args: argparse.Namespace,
     from videoaccel.cli.bench_loop import Work, measure, row_of
     from videoaccel.environment import command_line, commit, device_name, versions
     from videoaccel.install import accelerate
-    from videoaccel.pipelines.random_weights import random_prompt_embeds
 
     notes = list(target.notes)
     random = target.weights == "random"
@@ -206,10 +199,11 @@ def bench(pipe: Any, target: Target, request: Request, args: argparse.Namespace,
     for tier in args.tiers:
         config = AccelConfig(tier=tier)
         with accelerate(pipe, config, model=target.model, weights=target.weights) as handle:
+            family = handle.family
             work = Work(
-                request=with_canvas(handle.family, pipe, request, target.res),
-                prompt_embeds=random_prompt_embeds(pipe, TEXT_ROWS) if random else None,
-                stages=stages_of(pipe, random=random),
+                request=with_canvas(family, pipe, request, target.res),
+                prompt_embeds=family.full_size().prompt_embeds(pipe, TEXT_ROWS) if random else None,
+                stages=stages_of(family, pipe, random=random),
             )
             dense = tier == "exact"
             measured = measure(
@@ -261,11 +255,10 @@ def bench(pipe: Any, target: Target, request: Request, args: argparse.Namespace,
     }
 
 
-def stages_of(pipe: Any, *, random: bool) -> tuple[str, ...]:
+def stages_of(family: Family, pipe: Any, *, random: bool) -> tuple[str, ...]:
     """The stages this pipeline's components can run; the others are reported as null, never as a number."""
     stages = ("denoise",) if random else ("encode", "denoise")
-    whole = getattr(pipe, "vae", None) is not None and (not random or pipe.audio_vae is not None)
-    return (*stages, "decode", "mux") if whole else stages
+    return (*stages, "decode", "mux") if family.decodes(pipe) else stages
 
 
 def reporter(*, enabled: bool) -> Any:

@@ -28,11 +28,10 @@ from videoaccel.cli.written import failures_recorded, stops_name
 from videoaccel.config import AccelConfig
 from videoaccel.errors import UserError
 from videoaccel.media import check_writable
+from videoaccel.pipelines.registry import DEFAULT_MODEL
 
 if TYPE_CHECKING:
     from videoaccel.runner import Outcome
-
-DEFAULT_MODEL = "tiny-h3"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

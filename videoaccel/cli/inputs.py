@@ -13,21 +13,21 @@ from videoaccel.config import TIERS, AccelConfig
 from videoaccel.errors import UserError, unknown
 from videoaccel.media import media_kind, read_audio, read_image, read_video
 from videoaccel.media.intake import MediaLimits, existing_file
+from videoaccel.pipelines.registry import DEFAULT_MODEL, FAMILIES, every_task
 
 if TYPE_CHECKING:
     from videoaccel.pipelines.family import Family
     from videoaccel.pipelines.request import Plan, Reference, Request
 
-TASKS = ("t2va", "ref2va", "fl2va", "t2v", "i2v")
-
 
 def add_model_arguments(parser: argparse.ArgumentParser, *, task: str) -> None:
     """The flags that `generate` and `bench` share; `task` says in the help what happens without --task."""
-    parser.add_argument("--task", help=f"{', '.join(TASKS)}; default: {task}")
+    counted = ", ".join(f"{family.forwards} with {family.title}" for family in FAMILIES.values())
+    parser.add_argument("--task", help=f"{', '.join(every_task())}; default: {task}")
     parser.add_argument(
         "--steps",
         type=whole(1),
-        help="denoising steps as diffusers counts them: N are N-1 forwards with MiniMax-H3, N with Wan; "
+        help=f"denoising steps as diffusers counts them: N are {counted.replace(' ', ' forwards ', 1)}; "
         "default: the model's own",
     )
     parser.add_argument("--seconds", type=seconds, help="length of the clip; default: the model's own")
@@ -37,7 +37,8 @@ def add_model_arguments(parser: argparse.ArgumentParser, *, task: str) -> None:
     parser.add_argument(
         "--model",
         type=filled,
-        help="tiny-h3 (bundled), a folder in the diffusers layout, or a hub id owner/name; default: tiny-h3",
+        help=f"{DEFAULT_MODEL} (bundled), a folder in the diffusers layout, or a hub id owner/name; "
+        f"default: {DEFAULT_MODEL}",
     )
     parser.add_argument(
         "--device", type=filled, help="cpu, cuda, cuda:1; default: the accelerator if there is one"
@@ -49,8 +50,8 @@ def add_model_arguments(parser: argparse.ArgumentParser, *, task: str) -> None:
 
 def check_task(task: str | None) -> None:
     """Raises UserError for a task that no family has."""
-    if task is not None and task not in TASKS:
-        raise unknown("task", task, TASKS)
+    if task is not None and task not in every_task():
+        raise unknown("task", task, every_task())
 
 
 def check_files(args: argparse.Namespace) -> None:

@@ -1,24 +1,26 @@
-"""The family adapter: everything a technique may know about a model, and the table of families.
+"""The family adapter: everything the rest of the package may know about a model.
 
-A family answers for one model architecture: its tasks and the component that serves each, where its block
-stack is and what enters and leaves it, which rows of the sequence are what, what the scheduler's coefficients
-are, and how a request runs stage by stage. No technique knows a model's name; adding a family is one file and
-one line in `FAMILIES`, and a branch in `loading.py` where its checkpoints are to be found by name.
+A family answers for one model architecture: how a checkpoint loads, which component serves each task, where
+its block stack is and what enters and leaves it, which rows of the sequence are what, what the scheduler's
+coefficients are, and how a request runs stage by stage. No technique and no command knows a model's name;
+adding a family is one file and one entry in `registry.FAMILIES`.
 """
 
 from __future__ import annotations
 
 import importlib
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 
 from videoaccel.errors import UserError, unknown
 from videoaccel.forward import Controller, ForwardCall, current_forward
+from videoaccel.pipelines.components import Checkpoint
 from videoaccel.pipelines.layout import Layout, Segment
+from videoaccel.pipelines.registry import FAMILIES
 from videoaccel.pipelines.request import (
     CancelFlag,
     Cancelled,
@@ -35,15 +37,20 @@ from videoaccel.pipelines.request import (
 from videoaccel.pipelines.run import NO_CONTROLLERS, Run
 from videoaccel.pipelines.schedule import StreamSchedule, stream_schedule
 
+if TYPE_CHECKING:
+    from PIL import Image
+
 __all__ = [
     "FAMILIES",
     "NO_CONTROLLERS",
     "BlockStack",
     "Cancelled",
+    "Checkpoint",
     "Clip",
     "Controller",
     "Family",
     "ForwardCall",
+    "FullSize",
     "Layout",
     "Plan",
     "Progress",
@@ -57,14 +64,9 @@ __all__ = [
     "RunTimings",
     "current_forward",
     "family_of",
+    "family_served_by",
     "stream_schedule",
 ]
-
-FAMILIES: dict[str, str] = {
-    "minimax_h3": "videoaccel.pipelines.minimax_h3:MiniMaxH3Family",
-    "wan": "videoaccel.pipelines.wan:WanFamily",
-}
-"""Family name to the class that implements it, imported when first needed."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -96,20 +98,87 @@ class BlockStack:
     velocity_streams: tuple[str, ...]
 
 
+@dataclass(frozen=True, kw_only=True)
+class FullSize:
+    """A family's model at its released size with random weights: what can be timed without a checkpoint.
+
+    Attributes:
+        title: its name in reports.
+        height, width: canvas in pixels, and `seconds` the length, that it is timed at unless asked otherwise.
+        gigabytes: seconds and pixels of a frame to the decimal GB that building and running it takes.
+        build: makes the pipeline, given `device`.
+        prompt_embeds: the pipeline and L to `(1, L, D)` random text conditioning; no text encoder is built.
+    """
+
+    title: str
+    height: int
+    width: int
+    seconds: float
+    gigabytes: Callable[[float, float], float]
+    build: Callable[..., Any]
+    prompt_embeds: Callable[[Any, int], torch.Tensor]
+
+
 class Family(ABC):
     """What the rest of the package may ask about a model architecture.
 
     Attributes:
         name: key in `FAMILIES`.
-        pipeline_classes: names of the diffusers pipeline classes (or bases) this family serves.
-        tasks: every task of the family.
         streams: the generated streams.
     """
 
     name: ClassVar[str]
-    pipeline_classes: ClassVar[tuple[str, ...]]
-    tasks: ClassVar[tuple[str, ...]]
     streams: ClassVar[tuple[str, ...]]
+
+    @property
+    def tasks(self) -> tuple[str, ...]:
+        """Every task of the family, as its entry in `FAMILIES` says."""
+        return FAMILIES[self.name].tasks
+
+    @abstractmethod
+    def load(
+        self, checkpoint: Checkpoint, *, device: torch.device, dtype: torch.dtype, task: str | None
+    ) -> Any:
+        """A pipeline on `device`, ready to run; `loading.load` is the way to load one.
+
+        Args:
+            checkpoint: one whose index names a pipeline class of this family.
+            device: where it runs.
+            dtype: precision of the weights.
+            task: one of the family's; only its components need be loaded. None: those of every task.
+
+        Raises:
+            UserError: a component is missing or broken, or the checkpoint serves another task.
+        """
+
+    def shell(self, checkpoint: Checkpoint) -> Any:
+        """A pipeline from a checkpoint's small files only, or None: requests are checked on the loaded one.
+
+        `resolve`, `canvas`, `schedules` and `steps` answer on it as on the loaded pipeline; nothing runs.
+
+        Raises:
+            UserError: as `load`.
+        """
+        return None
+
+    def full_size(self) -> FullSize:
+        """What `bench` times where no checkpoint is given.
+
+        Raises:
+            UserError: the family builds no model with random weights.
+        """
+        raise UserError(f"{FAMILIES[self.name].title} is not built with random weights; give a checkpoint")
+
+    def sample_request(self, prompt: str, picture: Image.Image, task: str | None = None) -> Request:
+        """A request for a benchmark: the least that `task` takes, with `picture` where it takes one.
+
+        `resolve` checks it like any other; a task of another family is refused there.
+        """
+        return Request(prompt=prompt, task=task)
+
+    def decodes(self, pipe: Any) -> bool:
+        """Whether what `Run.decode` needs is loaded."""
+        return getattr(pipe, "vae", None) is not None
 
     @abstractmethod
     def components(self, pipe: Any, task: str) -> tuple[str, ...]:
@@ -216,21 +285,28 @@ def family_named(name: str) -> Family:
     """
     if name not in FAMILIES:
         raise unknown("model family", name, FAMILIES)
-    module, _, attribute = FAMILIES[name].partition(":")
+    module, _, attribute = FAMILIES[name].adapter.partition(":")
     family: Family = getattr(importlib.import_module(module), attribute)()
     return family
 
 
+def family_served_by(class_name: str) -> Family | None:
+    """The family that serves pipelines of a diffusers class, by its name; None where no family does."""
+    for name, entry in FAMILIES.items():
+        if class_name in entry.pipeline_classes:
+            return family_named(name)
+    return None
+
+
 def family_of(pipe: Any) -> Family:
-    """The family that serves a pipeline, by its class or any of its bases.
+    """The family that serves a pipeline, by its class or the nearest of its bases.
 
     Raises:
         UserError: no family serves it.
     """
-    bases = {base.__name__ for base in type(pipe).__mro__}
-    for name in FAMILIES:
-        family = family_named(name)
-        if bases & set(family.pipeline_classes):
+    for base in type(pipe).__mro__:
+        family = family_served_by(base.__name__)
+        if family is not None:
             return family
     raise UserError(
         f"{type(pipe).__name__} is not a supported pipeline; supported families: {', '.join(FAMILIES)}."

@@ -32,10 +32,13 @@ from videoaccel.pipelines.checks import (
     steps_asked,
 )
 from videoaccel.pipelines.facts import ModelFacts
+from videoaccel.pipelines.registry import FAMILIES
 from videoaccel.pipelines.request import Plan, Reference, Request
 
-TASKS = ("t2va", "fl2va", "ref2va")
+TASKS = FAMILIES["minimax_h3"].tasks
 STREAMS = ("video", "audio")
+SCHEDULERS = {"video": "scheduler", "audio": "audio_scheduler"}
+"""Stream to the pipeline component that schedules it."""
 # What the released checkpoint accepts; the defaults of diffusers' MiniMaxH3Ref2VASetupStep.
 LIMITS = {"image": 9, "video": 3, "audio": 3}
 MAX_REFERENCES = 12

@@ -10,6 +10,7 @@ import torch
 
 from videoaccel.errors import UserError
 from videoaccel.pipelines.facts import ModelFacts
+from videoaccel.pipelines.family import FullSize
 
 
 def build_random_h3(
@@ -144,3 +145,27 @@ def _on_device(
         kept = any(part in name.split(".") for part in keep)
         parameter.data = parameter.data.to(torch.float32 if kept else dtype)
     return model.to(device).eval()
+
+
+HEIGHT, WIDTH = 768, 1344
+
+
+def full_size_gb(seconds: float, pixels: float) -> float:
+    """Decimal GB that the full-size H3 and its VAEs need in bf16: a line in seconds times pixels.
+
+    72.9 and 85.0 GB were measured on one H200 at 1344x768 for 5 and 15 s, transformer and activations; VAEs
+    add 5.5, and 2 are spare.
+    """
+    return 72.9 + (85.0 - 72.9) * (seconds * pixels / (HEIGHT * WIDTH) - 5) / 10 + 5.5 + 2.0
+
+
+FULL_SIZE = FullSize(
+    title="MiniMax-H3 (full size)",
+    height=HEIGHT,
+    width=WIDTH,
+    seconds=5.0,
+    gigabytes=full_size_gb,
+    build=build_random_h3,
+    prompt_embeds=random_prompt_embeds,
+)
+"""See `Family.full_size`."""

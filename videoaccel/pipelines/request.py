@@ -36,7 +36,7 @@ class Cancelled(Exception):
 
 @dataclass(frozen=True, kw_only=True)
 class Reference:
-    """One reference of a `ref2va` request, decoded. Order in `Request.references` is part of the request.
+    """One reference of a request, decoded. Order in `Request.references` is part of the request.
 
     Attributes:
         kind: `"image"`, `"video"` or `"audio"`.
@@ -64,8 +64,8 @@ class Request:
 
     Attributes:
         prompt: one caption.
-        task: a task of the family (`t2va`, `fl2va`, `ref2va`, `t2v`, `i2v`); None reads it off the rest.
-        references: for `ref2va`, in the order the model reads them.
+        task: a task of the family (`registry.FAMILIES`); None reads it off the rest.
+        references: for families that take some, in the order the model reads them.
         first_frame: RGB image the clip starts from.
         last_frame: RGB image the clip ends on.
         seed: seed of the initial noise, drawn on the CPU whatever the machine.

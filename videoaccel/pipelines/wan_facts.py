@@ -1,4 +1,4 @@
-"""What a Wan pipeline at hand serves: its task, its experts and its canvas grid."""
+"""What Wan is, and what a pipeline of it at hand serves: its task, its experts and its canvas grid."""
 
 from __future__ import annotations
 
@@ -6,14 +6,19 @@ import math
 from typing import Any
 
 from videoaccel.errors import UserError, unknown
+from videoaccel.pipelines.registry import FAMILIES
 
-TASKS = ("t2v", "i2v")
+TASKS = FAMILIES["wan"].tasks
 STREAMS = ("video",)
+PIPELINES = {"t2v": "WanPipeline", "i2v": "WanImageToVideoPipeline"}
+"""Task to the one pipeline class that serves it."""
+TEXT_ROWS = 512
+"""The stock call's `max_sequence_length`: text is padded to it."""
 
 
 def served_task(pipe: Any) -> str:
     """The one task a Wan pipeline class serves."""
-    return "i2v" if any(base.__name__ == "WanImageToVideoPipeline" for base in type(pipe).__mro__) else "t2v"
+    return "i2v" if any(base.__name__ == PIPELINES["i2v"] for base in type(pipe).__mro__) else "t2v"
 
 
 def experts(pipe: Any, task: str) -> tuple[str, ...]:
