@@ -27,8 +27,8 @@ from videoaccel.errors import UserError
 from videoaccel.install import accelerate
 from videoaccel.media import check_writable
 from videoaccel.pipelines.family import Run
+from videoaccel.pipelines.h3_random import build_random_h3, random_prompt_embeds
 from videoaccel.pipelines.loading import check_device
-from videoaccel.pipelines.random_weights import build_random_h3, random_prompt_embeds
 from videoaccel.pipelines.request import Request
 from videoaccel.session import peak_memory
 

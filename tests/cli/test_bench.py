@@ -105,7 +105,7 @@ def test_without_an_accelerator_it_says_so(tmp_path: Path, capsys: pytest.Captur
 
 def test_random_weights_report_only_what_ran() -> None:
     """The real random-weights builder at a tiny size, transformer only: only denoising ran."""
-    from videoaccel.pipelines.random_weights import build_random_h3
+    from videoaccel.pipelines.h3_random import build_random_h3
 
     pipe = build_random_h3(device="cpu", config=TINY, vaes=False)
     args = parsed("--steps", "3", "--requests", "2", "--warmup", "0", "--res", "64x64")

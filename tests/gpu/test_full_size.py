@@ -13,7 +13,7 @@ import torch
 from evals.h3_dense import TINY
 from videoaccel.pipelines.facts import ModelFacts
 from videoaccel.pipelines.family import Request, family_of
-from videoaccel.pipelines.random_weights import build_random_h3, random_prompt_embeds
+from videoaccel.pipelines.h3_random import build_random_h3, random_prompt_embeds
 
 from .conftest import DEVICE, ON_CUDA
 

@@ -11,8 +11,8 @@ import torch
 from torch._dynamo.testing import CompileCounterWithBackend
 
 from evals.batched import Layout, block_forward, make_layout, transformer_forward
+from videoaccel.pipelines.h3_random import random_transformer
 from videoaccel.pipelines.loading import bundled_folder
-from videoaccel.pipelines.random_weights import random_transformer
 
 from .conftest import DEVICE, relative_l2
 

@@ -17,9 +17,9 @@ from videoaccel.pipelines.components import Checkpoint
 from videoaccel.pipelines.family import BlockStack, Family, FullSize
 from videoaccel.pipelines.h3_blocks import loop_of, workflow_blocks
 from videoaccel.pipelines.h3_loading import h3_shell, load_h3
+from videoaccel.pipelines.h3_random import FULL_SIZE
 from videoaccel.pipelines.h3_request import SCHEDULERS, STREAMS, canvas_for, facts_of, resolve
 from videoaccel.pipelines.h3_run import MiniMaxH3Run
-from videoaccel.pipelines.random_weights import FULL_SIZE
 from videoaccel.pipelines.request import Plan, Reference, Request, StepInfo
 from videoaccel.pipelines.schedule import StreamSchedule, stream_schedule
 

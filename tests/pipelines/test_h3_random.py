@@ -11,8 +11,8 @@ import torch
 
 from videoaccel.pipelines.facts import read_facts
 from videoaccel.pipelines.family import Request, family_of
+from videoaccel.pipelines.h3_random import build_random_h3, random_prompt_embeds
 from videoaccel.pipelines.loading import bundled_folder
-from videoaccel.pipelines.random_weights import build_random_h3, random_prompt_embeds
 
 SMALL: dict[str, Any] = {"prompt": "a", "steps": 3, "num_frames": 22, "height": 32, "width": 64}
 
