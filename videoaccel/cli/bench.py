@@ -103,9 +103,9 @@ def choose(args: argparse.Namespace, device: torch.device) -> Target:
     Raises:
         UserError: random weights were asked for on a device that can't hold them.
     """
-    from videoaccel.pipelines.family import family_named
+    from videoaccel.pipelines.loading import family_for
 
-    full = family_named(BUNDLED[DEFAULT_MODEL]).full_size()
+    full = family_for(DEFAULT_MODEL).full_size()
     length = args.seconds or full.seconds
     res = args.res or Resolution(min(full.height, full.width), None, None)
     need = gigabytes(full, length, res)
