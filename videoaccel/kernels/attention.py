@@ -15,9 +15,7 @@ def _through(
     backend: SDPBackend, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor
 ) -> torch.Tensor:
     with sdpa_kernel(backend):
-        # Views, not copies: the backends read the strides.
-        out = F.scaled_dot_product_attention(*(x.transpose(1, 2) for x in (query, key, value)))
-    return out.transpose(1, 2)
+        return eager(query, key, value)
 
 
 def cudnn(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
@@ -37,5 +35,6 @@ def efficient(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> to
 
 def eager(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
     """torch's own choice, which on a CPU is a fused kernel too, and elsewhere may be the score matrix."""
-    out = F.scaled_dot_product_attention(*(x.transpose(1, 2) for x in (query, key, value)))
-    return out.transpose(1, 2)
+    # Views, not copies: the backends read the strides.
+    query, key, value = query.transpose(1, 2), key.transpose(1, 2), value.transpose(1, 2)
+    return F.scaled_dot_product_attention(query, key, value).transpose(1, 2)
