@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
 
 from videoaccel.errors import UserError, unknown
 from videoaccel.kernels.profile import DeviceProfile, Vendor
@@ -74,7 +75,8 @@ class Needs:
             ValueError: a size that it asks about was not given.
         """
         if self.dtypes and dtype not in self.dtypes:
-            return f"takes {', '.join(str(d).removeprefix('torch.') for d in self.dtypes)}, not {dtype}"
+            takes = ", ".join(str(d).removeprefix("torch.") for d in self.dtypes)
+            return f"takes {takes}, not {str(dtype).removeprefix('torch.')}"
         for name in {**self.choices, **self.multiples, **self.at_most}:
             if name not in sizes:
                 raise ValueError(f"selection needs the size {name!r}; given: {', '.join(sizes) or 'none'}")
@@ -90,10 +92,11 @@ class Needs:
         return self.missing_package(packages)
 
     def missing_package(self, packages: Mapping[str, str]) -> str | None:
-        """The first requirement that `packages` (names to versions) does not meet, as what to install."""
+        """The first requirement that `packages` (canonical name to version) doesn't meet, and the fix."""
         for text in self.packages:
             wanted = [Requirement(part.strip()) for part in text.split("|")]
-            found = [(part, packages[part.name]) for part in wanted if part.name in packages]
+            names = {part: canonicalize_name(part.name) for part in wanted}
+            found = [(part, packages[name]) for part, name in names.items() if name in packages]
             if not found:
                 return f"needs {wanted[0]}, which is not installed: pip install '{wanted[0]}'"
             if not any(part.specifier.contains(version, prereleases=True) for part, version in found):
@@ -177,9 +180,9 @@ class Choice:
 
 
 def installed_packages() -> dict[str, str]:
-    """Names and versions of what is installed, names as requirements spell them."""
+    """Names and versions of what is installed, names as indexes compare them (`flash-attn-3`)."""
     return {
-        dist.metadata["Name"]: dist.version
+        canonicalize_name(dist.metadata["Name"]): dist.version
         for dist in importlib.metadata.distributions()
         if dist.metadata["Name"]
     }
@@ -202,20 +205,25 @@ def select(
         dtype: of what the op is given.
         device: where; need not be in the machine.
         pinned: the one implementation to take, whatever is better.
-        packages: names to versions; default: what is installed.
+        packages: canonical names to versions; default: what is installed.
 
     Raises:
-        UserError: `pinned` is unknown, or can't run here: a pinned one is never replaced by another.
+        UserError: `pinned` is unknown, can't run here or must not: a pinned one is never replaced by another.
         ValueError: a size is missing.
     """
     have = installed_packages() if packages is None else packages
+    allowed = device.explicit.get(op.name)
 
     def missing(impl: Implementation) -> str | None:
+        if allowed is not None and impl.name not in allowed:
+            return f"is not named for {device.name}, which takes {', '.join(allowed)}"
         return impl.needs.missing_on(device) or impl.needs.missing_in(sizes, dtype, have)
 
     if pinned is not None:
         impl = op.named(pinned)
         lacks = missing(impl)
+        if op.name in device.off and impl.name != EAGER:
+            lacks = f"is off on {device.name}: {device.off[op.name]}"
         if lacks is not None:
             raise UserError(f"{op.name} is pinned to {pinned}, which {lacks}; pin another or none")
         return Choice(op=op.name, impl=impl, why="pinned by the config")
@@ -224,19 +232,16 @@ def select(
         why = f"off on {device.name}: {device.off[op.name]}"
         rejected = tuple(Rejected(impl=other.name, why=why) for other in op.implementations[:-1])
         return Choice(op=op.name, impl=impl, why=why, rejected=rejected)
-    allowed = device.explicit.get(op.name)
     turned_down: list[Rejected] = []
     fallback: str | None = None
     for impl in op.implementations:
-        if allowed is not None and impl.name not in allowed:
-            lacks = f"is not named for {device.name}, which takes {', '.join(allowed)}"
-        else:
-            lacks = missing(impl) or ""
-            if lacks and fallback is None and impl.needs.missing_on(device) is None:
-                fallback = f"{op.name}: {impl.name} would run on {device.name}, but {lacks}"
-        if not lacks:
+        lacks = missing(impl)
+        if lacks is None:
             why = "the best for this device" if fallback is None else "the best of what is left"
             return Choice(op=op.name, impl=impl, why=why, rejected=tuple(turned_down), fallback=fallback)
+        named = allowed is None or impl.name in allowed
+        if fallback is None and named and impl.needs.missing_on(device) is None:
+            fallback = f"{op.name}: {impl.name} would run on {device.name}, but {lacks}"
         turned_down.append(Rejected(impl=impl.name, why=lacks))
     reasons = "; ".join(f"{r.impl} {r.why}" for r in turned_down)
     raise UserError(f"no implementation of {op.name} is left on {device.name}: {reasons}")
