@@ -20,6 +20,7 @@ from videoaccel.errors import UserError, unknown
 from videoaccel.forward import Controller, ForwardCall, current_forward
 from videoaccel.pipelines.components import Checkpoint
 from videoaccel.pipelines.layout import Layout, Segment
+from videoaccel.pipelines.op_calls import ForwardOps
 from videoaccel.pipelines.registry import FAMILIES
 from videoaccel.pipelines.request import (
     CancelFlag,
@@ -50,6 +51,7 @@ __all__ = [
     "Controller",
     "Family",
     "ForwardCall",
+    "ForwardOps",
     "FullSize",
     "Layout",
     "Plan",
@@ -168,6 +170,16 @@ class Family(ABC):
             UserError: the family builds no model with random weights.
         """
         raise UserError(f"{FAMILIES[self.name].title} is not built with random weights; give a checkpoint")
+
+    def forward_ops(self) -> ForwardOps:
+        """The ops of one forward at the released size and the default clip: what `doctor` estimates from.
+
+        Nothing is built or fetched.
+
+        Raises:
+            UserError: the family doesn't say.
+        """
+        raise UserError(f"{FAMILIES[self.name].title} does not list its ops; give --model another family")
 
     def sample_request(self, prompt: str, picture: Image.Image, task: str | None = None) -> Request:
         """A request for a benchmark: the least that `task` takes, with `picture` where it takes one.

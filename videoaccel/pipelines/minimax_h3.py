@@ -14,9 +14,10 @@ import torch
 from videoaccel.errors import UserError
 from videoaccel.pipelines.checks import check_loaded, check_prompt_embeds
 from videoaccel.pipelines.components import Checkpoint
-from videoaccel.pipelines.family import BlockStack, Family, FullSize
+from videoaccel.pipelines.family import BlockStack, Family, ForwardOps, FullSize
 from videoaccel.pipelines.h3_blocks import loop_of, workflow_blocks
 from videoaccel.pipelines.h3_loading import h3_shell, load_h3
+from videoaccel.pipelines.h3_ops import h3_forward
 from videoaccel.pipelines.h3_random import FULL_SIZE
 from videoaccel.pipelines.h3_request import SCHEDULERS, STREAMS, canvas_for, facts_of, resolve
 from videoaccel.pipelines.h3_run import MiniMaxH3Run
@@ -43,6 +44,9 @@ class MiniMaxH3Family(Family):
 
     def full_size(self) -> FullSize:
         return FULL_SIZE
+
+    def forward_ops(self) -> ForwardOps:
+        return h3_forward()
 
     def sample_request(self, prompt: str, picture: Image.Image, task: str | None = None) -> Request:
         references = (Reference(kind="image", image=picture),) if task == "ref2va" else ()

@@ -15,11 +15,12 @@ import torch
 from videoaccel.errors import UserError
 from videoaccel.pipelines.checks import check_loaded, check_prompt_embeds
 from videoaccel.pipelines.components import Checkpoint
-from videoaccel.pipelines.family import BlockStack, Family
+from videoaccel.pipelines.family import BlockStack, Family, ForwardOps
 from videoaccel.pipelines.request import Plan, Request, StepInfo
 from videoaccel.pipelines.schedule import StreamSchedule, stream_schedule
 from videoaccel.pipelines.wan_facts import STREAMS, TEXT_ROWS, canvas_for, experts
 from videoaccel.pipelines.wan_loading import load_wan
+from videoaccel.pipelines.wan_ops import wan_forward
 from videoaccel.pipelines.wan_request import resolve
 from videoaccel.pipelines.wan_run import WanRun
 
@@ -37,6 +38,9 @@ class WanFamily(Family):
         self, checkpoint: Checkpoint, *, device: torch.device, dtype: torch.dtype, task: str | None
     ) -> Any:
         return load_wan(checkpoint, device, dtype, task)
+
+    def forward_ops(self) -> ForwardOps:
+        return wan_forward()
 
     def sample_request(self, prompt: str, picture: Image.Image, task: str | None = None) -> Request:
         return Request(prompt=prompt, task=task, first_frame=picture if task == "i2v" else None)
