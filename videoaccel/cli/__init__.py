@@ -20,6 +20,7 @@ from videoaccel.files import shown
 COMMANDS = {
     "generate": "make one clip from a prompt",
     "bench": "measure clips an hour, latency and memory",
+    "doctor": "say which kernel each op gets on a device, why, and what is amiss in the set-up",
 }
 """Subcommand to its one-line help; each is a module here of that name, with `add_arguments` and `run`."""
 
