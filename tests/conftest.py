@@ -11,7 +11,12 @@ os.environ["HF_HUB_OFFLINE"] = "1"
 os.environ["TRANSFORMERS_OFFLINE"] = "1"
 
 import pytest
+import torch
 from hypothesis import settings
+
+# Before anything imports Triton, as diffusers does: without an accelerator, kernels run in its interpreter.
+if not torch.cuda.is_available():
+    os.environ["TRITON_INTERPRET"] = "1"
 
 # Examples from a fixed seed, no time limit: two runs of one commit agree, on a busy machine too.
 settings.register_profile("repeatable", derandomize=True, deadline=None, max_examples=200)
@@ -23,8 +28,6 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     needy = [item for item in items if item.get_closest_marker("gpu") or "gpu" in item.path.parent.parts]
     if not needy:
         return
-    import torch
-
     if not torch.cuda.is_available():
         for item in needy:
             item.add_marker(pytest.mark.skip(reason="needs an accelerator"))
@@ -32,7 +35,6 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 def _wan(seed: int = 0) -> Any:
     """A Wan 2.1 text-to-video pipeline, stock classes, random weights; call it with `prompt_embeds`."""
-    import torch
     from diffusers import (
         AutoencoderKLWan,
         FlowMatchEulerDiscreteScheduler,
@@ -67,7 +69,6 @@ def _wan(seed: int = 0) -> Any:
 
 def _h3(seed: int = 0) -> Any:
     """A MiniMax-H3 modular pipeline, stock classes, with its transformer and nothing else loaded."""
-    import torch
     from diffusers import MiniMaxH3ModularPipeline, MiniMaxH3Transformer3DModel
 
     torch.manual_seed(seed)

@@ -297,7 +297,9 @@ def test_every_import_is_a_declared_requirement(folder: str, extras: tuple[str, 
     undeclared = {
         name for name in foreign if not {canonical(dist) for dist in providers.get(name, [name])} & declared
     }
-    assert undeclared <= {"packaging"}, "packaging is pytest's own; declare the rest in pyproject.toml"
+    # packaging is pytest's own. triton comes with torch where there is an accelerator; without it, the
+    # registry takes no kernel that needs it.
+    assert undeclared <= {"packaging", "triton"}, "declare the rest in pyproject.toml"
 
 
 def canonical(name: str) -> str:
