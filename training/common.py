@@ -195,7 +195,7 @@ def save_half(module: torch.nn.Module, folder: Path, name: str) -> None:
 
 
 def load_half(folder: Path, name: str) -> dict[str, torch.Tensor]:
-    """The float32 state that `save_half` wrote.
+    """The float32 state that `save_half` wrote, or that of a component of an exported model's folder.
 
     Raises:
         FileNotFoundError: a part is missing.
@@ -203,6 +203,10 @@ def load_half(folder: Path, name: str) -> dict[str, torch.Tensor]:
     """
     from safetensors import safe_open
     from safetensors.torch import load_file
+
+    if (folder / name).is_dir():
+        (whole,) = (folder / name).glob("*.safetensors")
+        return {key: value.float() for key, value in load_file(whole).items()}
 
     def facts(index: int) -> dict[str, str]:
         with safe_open(folder / f"{name}.{index}.safetensors", "pt") as file:
@@ -215,3 +219,22 @@ def load_half(folder: Path, name: str) -> dict[str, torch.Tensor]:
             raise ValueError(f"{name}.{index} in {folder} is of another save than {name}.0: copy them again")
         state.update(load_file(folder / f"{name}.{index}.safetensors"))
     return {key: value.float() for key, value in state.items()}
+
+
+def load_into(module: torch.nn.Module, folder: Path, name: str) -> None:
+    """Put such a state in place. An exported folder leaves out weights that are tied to others.
+
+    Raises:
+        RuntimeError: the state is of another module.
+    """
+    state = load_half(folder, name)
+    tied = dict.fromkeys(getattr(module, "_tied_weights_keys", None) or ())
+    own = module.state_dict()
+    module.load_state_dict({**{key: own[key] for key in tied if key not in state}, **state})
+
+
+def latent_statistics(folder: Path, name: str) -> dict[str, list[float]]:
+    """Mean and standard deviation of each latent channel of a VAE: of a training folder, or a model's."""
+    exported = folder / name / "config.json"
+    facts = json.loads((exported if exported.exists() else folder / f"{name}.json").read_text())
+    return {key: list(facts[key]) for key in ("latents_mean", "latents_std")}

@@ -3,12 +3,12 @@
     python -m training.dit train --seconds 480 --codec DIR --out DIR [--resume DIR] [--optimizers adamw,muon]
     python -m training.dit distill --seconds 240 --codec DIR --resume DIR --out DIR --guidance 4
 
-Both write the averaged weights of `transformer` and `text_encoder` (see common.save_half) and a log.
+Both write the averaged weights of `transformer` and `text_encoder` (see common.save_half) and a log. `--codec`
+and `--resume` also take an exported model's folder, such as videoaccel/assets/tiny-h3.
 """
 
 import argparse
 import copy
-import json
 import math
 from collections.abc import Callable
 from pathlib import Path
@@ -19,7 +19,16 @@ from diffusers import AutoencoderKLMiniMaxH3, AutoencoderKLMiniMaxH3Audio
 from evals.batched import block_forward
 from training.batches import TASKS, Batch, Batcher, add_noise, draw_sigmas, predict
 from training.cartoon import CHANNELS, covered_rows, readout
-from training.common import Budget, Log, descend, load_half, mixed_optimizers, save_half, scale_rates
+from training.common import (
+    Budget,
+    Log,
+    descend,
+    latent_statistics,
+    load_into,
+    mixed_optimizers,
+    save_half,
+    scale_rates,
+)
 from training.latents import Codec, Latents, build_latents, keep_latents
 from training.losses import Drawn, Teacher, flow_loss, guided_loss, stream_errors
 from training.parallel import Ranks
@@ -37,13 +46,13 @@ SHORT_SCALE = 5  # clips in a batch of windows for one in a batch of whole clips
 
 
 def load_codec(folder: Path, device: torch.device) -> Codec:
-    """The trained VAEs of a folder that video_vae.py and audio_vae.py wrote."""
-    statistics = [json.loads((folder / name).read_text()) for name in ("vae.json", "audio_vae.json")]
-    keys = ("latents_mean", "latents_std")
-    vae = AutoencoderKLMiniMaxH3(**{**VIDEO_VAE, **{key: tuple(statistics[0][key]) for key in keys}})
-    audio = AutoencoderKLMiniMaxH3Audio(**{**AUDIO_VAE, **{key: list(statistics[1][key]) for key in keys}})
-    for model, name in ((vae, "vae"), (audio, "audio_vae")):
-        model.load_state_dict(load_half(folder, name))
+    """The trained VAEs of a folder that video_vae.py and audio_vae.py wrote, or of an exported model."""
+    names = ("vae", "audio_vae")
+    statistics = [latent_statistics(folder, name) for name in names]
+    vae = AutoencoderKLMiniMaxH3(**{**VIDEO_VAE, **statistics[0]})
+    audio = AutoencoderKLMiniMaxH3Audio(**{**AUDIO_VAE, **statistics[1]})
+    for model, name in zip((vae, audio), names, strict=True):
+        load_into(model, folder, name)
         model.to(device).eval().requires_grad_(False)
     vae.use_tiling = False
     return Codec(vae, audio)
@@ -66,7 +75,7 @@ def load_networks(folder: Path | None, device: torch.device) -> torch.nn.ModuleD
     else:
         for name, network in networks.items():
             if name != "cartoon" or (folder / "cartoon.0.safetensors").exists():
-                network.load_state_dict(load_half(folder, name))
+                load_into(network, folder, name)
     return networks.to(device)
 
 

@@ -31,7 +31,8 @@ from training.common import (
     cosine,
     descend,
     draw_specs,
-    load_half,
+    latent_statistics,
+    load_into,
     mixed_optimizers,
     pictures,
     save_half,
@@ -165,7 +166,7 @@ def main() -> None:
     parser.add_argument("--lr", type=float, default=3e-3)
     parser.add_argument("--test", type=int, default=64, help="held-back clips to report on")
     parser.add_argument("--seed", type=int, default=10_000_000)
-    parser.add_argument("--resume", type=Path, help="a folder to go on from")
+    parser.add_argument("--resume", type=Path, help="a folder to go on from, or a model folder")
     parser.add_argument(
         "--decoder-only", action="store_true", help="keep the encoder, and so all latents, as is"
     )
@@ -179,7 +180,7 @@ def main() -> None:
     vae = AutoencoderKLMiniMaxH3(**VIDEO_VAE).to(device)
     vae.use_tiling = False
     if arguments.resume:
-        vae.load_state_dict(load_half(arguments.resume, "vae"))
+        load_into(vae, arguments.resume, "vae")
     clips, batch = ranks.share_of(arguments.clips), ranks.share_of(arguments.batch)
     frames = pictures(draw_specs(arguments.seed + ranks.rank * clips, clips, FRAMES), device)
     test = pictures(draw_specs(arguments.seed - 100_000, arguments.test, 39), device)
@@ -224,8 +225,7 @@ def main() -> None:
         result = evaluate(vae, test)
     if arguments.decoder_only:
         # The statistics belong to the latents that the transformer was trained on.
-        before = json.loads((arguments.resume / "vae.json").read_text())
-        result.update({key: before[key] for key in ("latents_mean", "latents_std")})
+        result.update(latent_statistics(arguments.resume, "vae"))
     save_half(vae, arguments.out, "vae")
     (arguments.out / "vae.json").write_text(json.dumps(result))
     log(event="done", step=step, psnr_db=result["psnr_db"], object_psnr_db=result["object_psnr_db"])
