@@ -107,3 +107,29 @@ def gate_residual(residual: Tensor, x: Tensor, gate: Tensor, index: Tensor) -> A
     """residual + gate[index] * x in float64, and `size`."""
     product = gate.double()[index.long()] * x.double()
     return residual.double() + product, residual.double().abs() + product.abs()
+
+
+def qk_norm_rope(x: Tensor, weight: Tensor | None, cos: Tensor | None, sin: Tensor | None, eps: float) -> Any:
+    """RMSNorm by head and rotation, channel by channel, in float64, and `size`."""
+    wide = x.double()
+    normed = wide / torch.sqrt((wide * wide).sum(-1, keepdim=True) / x.shape[-1] + eps)
+    normed = normed if weight is None else normed * weight.double()
+    result, size = normed.clone(), normed.abs()
+    if cos is not None and sin is not None:
+        half = cos.shape[1] // 2
+        for channel in range(2 * half):
+            partner = channel + half if channel < half else channel - half
+            sign = -1 if channel < half else 1
+            one = normed[..., channel] * cos.double()[:, channel, None]
+            other = sign * normed[..., partner] * sin.double()[:, channel, None]
+            result[..., channel], size[..., channel] = one + other, one.abs() + other.abs()
+    return result, size
+
+
+def swiglu(x: Tensor) -> Any:
+    """The first half times silu of the second in float64, and `size`."""
+    half = x.shape[-1] // 2
+    up, gate = x[..., :half].double(), x[..., half:].double()
+    result = up * gate * torch.sigmoid(gate)
+    # exp errs in proportion to its argument, and silu(-89), 2e-37, may be 0 as exp(89) is infinite.
+    return result, result.abs() * (1 + gate.abs()) + up.abs() * 1e-30

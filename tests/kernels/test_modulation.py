@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from videoaccel.kernels import modulation, modulation_triton
+from videoaccel.kernels import modulation, modulation_triton, rows_triton
 from videoaccel.kernels.ops import OPS
 
 from . import references
@@ -175,14 +175,14 @@ def test_a_kernel_refuses_what_it_has_no_code_for() -> None:
 
 def test_what_the_table_says_it_takes_is_what_the_kernel_takes() -> None:
     for name in PAIRS:
-        assert OPS[name].named("triton").needs.at_most == {"width": modulation_triton.MAX_CHANNELS}
+        assert OPS[name].named("triton").needs.at_most == {"width": rows_triton.MAX_CHANNELS}
 
 
 @pytest.mark.parametrize("target", ["sm_90", "gfx942", "here"])
 @pytest.mark.parametrize("channels", [1, 5376, 16384])
 def test_every_config_gives_the_same(target: str, channels: int) -> None:
     call = picked(plain(2, channels), "x", "weight", "shift", "scale", "index")
-    configs = modulation_triton.configs(channels, target)
+    configs = rows_triton.row_configs(channels, target)
     assert configs and all(c.blocks["BLOCK"] >= channels for c in configs)
     results = [modulation_triton.norm_modulate(**call, eps=EPS, config=config) for config in configs]
     assert all(torch.equal(one, results[0]) for one in results)

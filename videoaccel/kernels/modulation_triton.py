@@ -18,22 +18,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from videoaccel.kernels.checks import kernel_dtype
-from videoaccel.kernels.fp8_triton import group_scale
-from videoaccel.kernels.launch import Config, Launch, row_warps, target_of
+from videoaccel.kernels.launch import Config, Launch
 from videoaccel.kernels.modulation import check_fused, check_gate_residual, check_norm_modulate
-from videoaccel.kernels.quantize_fp8 import E4M3
-
-MAX_CHANNELS = 16384
-"""The widest row that a program holds: 32 channels a thread at 16 warps."""
-
-
-@triton.jit
-def _load_row(base, item, position, batch_stride, row_stride, channel_stride, columns, live):
-    # Offsets are int64: 110 k rows x 28672 channels pass 2^31. A channel stride of one is a constant here.
-    start = base + item.to(tl.int64) * batch_stride + position.to(tl.int64) * row_stride
-    pointers = start + columns.to(tl.int64) * channel_stride
-    return tl.load(pointers, mask=live, other=0.0, eviction_policy="evict_first").to(tl.float32)
+from videoaccel.kernels.rows_triton import cut_row, load_row, outputs, store_row, strides
 
 
 @triton.jit
@@ -69,16 +56,6 @@ def _modulated(
     return y * factor + addend
 
 
-@triton.jit
-def _store_row(out, out_scale, row, y, columns, live, D: tl.constexpr):
-    pointers = out + row.to(tl.int64) * D + columns
-    if out_scale is not None:
-        group, reciprocal = group_scale(y, 0)
-        tl.store(out_scale + row, group)
-        y = y * reciprocal
-    tl.store(pointers, y.to(out.dtype.element_ty), mask=live)
-
-
 @triton.jit(do_not_specialize=["length", "table_rows"])
 def norm_modulate_kernel(
     x, weight, shift, scale, index, out, out_scale,
@@ -89,12 +66,12 @@ def norm_modulate_kernel(
     item, position = row // length, row % length
     columns = tl.arange(0, BLOCK)
     live = columns < D
-    values = _load_row(x, item, position, x_batch, x_row, x_channel, columns, live)
+    values = load_row(x, item, position, x_batch, x_row, x_channel, columns, live)
     table_row, poison = _table_row(index, position, table_rows)
     y = _modulated(
         values, weight, shift, scale, table_row, poison, shift_stride, scale_stride, eps, columns, live, D
     )
-    _store_row(out, out_scale, row, y, columns, live, D)
+    store_row(out, out_scale, row, y, columns, live, D)
 
 
 @triton.jit(do_not_specialize=["length", "table_rows"])
@@ -108,11 +85,11 @@ def gate_residual_kernel(
     item, position = row // length, row % length
     columns = tl.arange(0, BLOCK)
     live = columns < D
-    old = _load_row(residual, item, position, residual_batch, residual_row, residual_channel, columns, live)
-    values = _load_row(x, item, position, x_batch, x_row, x_channel, columns, live)
+    old = load_row(residual, item, position, residual_batch, residual_row, residual_channel, columns, live)
+    values = load_row(x, item, position, x_batch, x_row, x_channel, columns, live)
     table_row, poison = _table_row(index, position, table_rows)
     factor = poison * tl.load(gate + table_row * gate_stride + columns, mask=live, other=0.0).to(tl.float32)
-    _store_row(added, None, row, old + factor * values, columns, live, D)
+    store_row(added, None, row, old + factor * values, columns, live, D)
 
 
 @triton.jit(do_not_specialize=["length", "table_rows"])
@@ -127,8 +104,8 @@ def gate_residual_norm_modulate_kernel(
     item, position = row // length, row % length
     columns = tl.arange(0, BLOCK)
     live = columns < D
-    old = _load_row(residual, item, position, residual_batch, residual_row, residual_channel, columns, live)
-    values = _load_row(x, item, position, x_batch, x_row, x_channel, columns, live)
+    old = load_row(residual, item, position, residual_batch, residual_row, residual_channel, columns, live)
+    values = load_row(x, item, position, x_batch, x_row, x_channel, columns, live)
     table_row, poison = _table_row(index, position, table_rows)
     factor = poison * tl.load(gate + table_row * gate_stride + columns, mask=live, other=0.0).to(tl.float32)
     # Rounded as it is stored, then normed: the fused op equals the two ops in turn.
@@ -138,36 +115,7 @@ def gate_residual_norm_modulate_kernel(
         stored.to(tl.float32), weight, shift, scale, table_row, poison,
         shift_stride, scale_stride, eps, columns, live, D,
     )  # fmt: skip
-    _store_row(out, out_scale, row, y, columns, live, D)
-
-
-def configs(channels: int, target: str) -> tuple[Config, ...]:
-    """The configs worth timing for rows of `channels`, the one that is used first."""
-    block = triton.next_power_of_2(channels)
-    warps = row_warps(block, target)
-    choices = dict.fromkeys((warps, max(1, warps // 2)))
-    return tuple(Config(num_warps=choice, blocks={"BLOCK": block}) for choice in choices)
-
-
-def _cut(x: Tensor, target: str | None, config: Config | None) -> Config:
-    kernel_dtype("x", x)
-    if x.shape[-1] > MAX_CHANNELS:
-        raise ValueError(
-            f"x has {x.shape[-1]} channels and this kernel holds {MAX_CHANNELS}: use the reference"
-        )
-    return config or configs(x.shape[-1], target or target_of(x.device))[0]
-
-
-def _outputs(x: Tensor, quantize: bool) -> dict[str, Tensor | None]:
-    scales = torch.empty(x.shape[:2], dtype=torch.float32, device=x.device) if quantize else None
-    return {
-        "out": torch.empty(x.shape, dtype=E4M3 if quantize else x.dtype, device=x.device),
-        "out_scale": scales,
-    }
-
-
-def _strides(name: str, x: Tensor) -> dict[str, int]:
-    return dict(zip((f"{name}_batch", f"{name}_row", f"{name}_channel"), x.stride(), strict=True))
+    store_row(out, out_scale, row, y, columns, live, D)
 
 
 def plan_norm_modulate(
@@ -184,10 +132,11 @@ def plan_norm_modulate(
 ) -> Launch:
     """The launch of `norm_modulate`; its outputs are among its arguments."""
     check_norm_modulate(x, weight, shift, scale, index)
-    config = _cut(x, target, config)
+    config = cut_row("x", x, x.shape[2], target, config)
     arguments = {
-        "x": x, "weight": weight, "shift": shift, "scale": scale, "index": index, **_outputs(x, quantize),
-        "length": x.shape[1], "table_rows": shift.shape[0], **_strides("x", x),
+        "x": x, "weight": weight, "shift": shift, "scale": scale, "index": index,
+        **outputs(x, x.shape[2], quantize),
+        "length": x.shape[1], "table_rows": shift.shape[0], **strides("x", x),
         "shift_stride": shift.stride(0), "scale_stride": scale.stride(0), "eps": eps, "D": x.shape[2],
     }  # fmt: skip
     grid = (x.shape[0] * x.shape[1],)
@@ -205,11 +154,12 @@ def plan_gate_residual(
 ) -> Launch:
     """The launch of `gate_residual`; its output is among its arguments."""
     check_gate_residual(residual, x, gate, index)
-    config = _cut(x, target, config)
+    config = cut_row("x", x, x.shape[2], target, config)
+    added = torch.empty(x.shape, dtype=x.dtype, device=x.device)
     arguments = {
-        "residual": residual, "x": x, "gate": gate, "index": index, "added": _outputs(x, False)["out"],
+        "residual": residual, "x": x, "gate": gate, "index": index, "added": added,
         "length": x.shape[1], "table_rows": gate.shape[0],
-        **_strides("residual", residual), **_strides("x", x),
+        **strides("residual", residual), **strides("x", x),
         "gate_stride": gate.stride(0), "D": x.shape[2],
     }  # fmt: skip
     grid = (x.shape[0] * x.shape[1],)
@@ -232,13 +182,14 @@ def plan_gate_residual_norm_modulate(
 ) -> Launch:
     """The launch of `gate_residual_norm_modulate`; its outputs are among its arguments."""
     check_fused(residual, x, gate, index, weight, shift, scale)
-    config = _cut(x, target, config)
+    config = cut_row("x", x, x.shape[2], target, config)
+    added = torch.empty(x.shape, dtype=x.dtype, device=x.device)
     arguments = {
         "residual": residual, "x": x, "gate": gate, "index": index,
         "weight": weight, "shift": shift, "scale": scale,
-        "added": _outputs(x, False)["out"], **_outputs(x, quantize),
+        "added": added, **outputs(x, x.shape[2], quantize),
         "length": x.shape[1], "table_rows": gate.shape[0],
-        **_strides("residual", residual), **_strides("x", x),
+        **strides("residual", residual), **strides("x", x),
         "gate_stride": gate.stride(0), "shift_stride": shift.stride(0), "scale_stride": scale.stride(0),
         "eps": eps, "D": x.shape[2],
     }  # fmt: skip
