@@ -23,3 +23,11 @@ def group_scale(values, axis: tl.constexpr):
     scale = tl.maximum(tl.div_rn(largest.to(tl.float32, bitcast=True), _MAX), _MIN)
     scale = tl.where(largest < _INFINITY, scale, float("nan"))
     return scale, tl.div_rn(1.0, scale)
+
+
+def check_e4m3(target: str) -> None:
+    """Raises ValueError where no kernel can write e4m3, which no compiler would say in as many words."""
+    if target in ("sm_80", "sm_86", "sm_87"):
+        raise ValueError(
+            f"{target} has no e4m3: leave the rows in their own type there, or use the reference"
+        )

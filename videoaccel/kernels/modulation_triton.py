@@ -132,7 +132,7 @@ def plan_norm_modulate(
 ) -> Launch:
     """The launch of `norm_modulate`; its outputs are among its arguments."""
     check_norm_modulate(x, weight, shift, scale, index)
-    config = cut_row("x", x, x.shape[2], target, config)
+    config = cut_row("x", x, x.shape[2], target, config, quantize=quantize)
     arguments = {
         "x": x, "weight": weight, "shift": shift, "scale": scale, "index": index,
         **outputs(x, x.shape[2], quantize),
@@ -182,7 +182,7 @@ def plan_gate_residual_norm_modulate(
 ) -> Launch:
     """The launch of `gate_residual_norm_modulate`; its outputs are among its arguments."""
     check_fused(residual, x, gate, index, weight, shift, scale)
-    config = cut_row("x", x, x.shape[2], target, config)
+    config = cut_row("x", x, x.shape[2], target, config, quantize=quantize)
     added = torch.empty(x.shape, dtype=x.dtype, device=x.device)
     arguments = {
         "residual": residual, "x": x, "gate": gate, "index": index,

@@ -21,12 +21,16 @@ def _eager(where: str) -> Implementation:
     return Implementation(name=EAGER, where=f"videoaccel.kernels.{where}", note="torch's own ops")
 
 
-def _triton(where: str, **sizes: int) -> Implementation:
+def _triton(where: str, *, capability: tuple[int, int] = (8, 0), **sizes: int) -> Implementation:
     return Implementation(
         name="triton",
         where=f"videoaccel.kernels.{where}",
         needs=Needs(
-            vendors=("nvidia", "amd"), capability=(8, 0), dtypes=FLOATS, at_most=sizes, packages=TRITON
+            vendors=("nvidia", "amd"),
+            capability=capability,
+            dtypes=FLOATS,
+            at_most=sizes,
+            packages=TRITON,
         ),
         note="one pass over memory, float32 inside",
     )
@@ -108,6 +112,14 @@ _ALL = (
         name="swiglu",
         what="the gated half of a SwiGLU feed-forward",
         implementations=(_triton("swiglu_triton:swiglu"), _eager("swiglu:swiglu_reference")),
+    ),
+    Op(
+        name="quantize_fp8",
+        what="rows to FP8, with a scale a row or a block of 128 channels",
+        implementations=(
+            _triton("quantize_fp8_triton:quantize_fp8", capability=(8, 9), width=16384),
+            _eager("quantize_fp8:quantize_fp8_reference"),
+        ),
     ),
 )
 

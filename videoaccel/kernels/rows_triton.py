@@ -11,7 +11,7 @@ import triton.language as tl
 from torch import Tensor
 
 from videoaccel.kernels.checks import kernel_dtype
-from videoaccel.kernels.fp8_triton import group_scale
+from videoaccel.kernels.fp8_triton import check_e4m3, group_scale
 from videoaccel.kernels.launch import Config, row_warps, target_of
 from videoaccel.kernels.quantize_fp8 import E4M3
 
@@ -45,14 +45,19 @@ def row_configs(channels: int, target: str) -> tuple[Config, ...]:
     return tuple(Config(num_warps=choice, blocks={"BLOCK": block}) for choice in choices)
 
 
-def cut_row(name: str, x: Tensor, channels: int, target: str | None, config: Config | None) -> Config:
+def cut_row(
+    name: str, x: Tensor, channels: int, target: str | None, config: Config | None, *, quantize: bool = False
+) -> Config:
     """The config for whole rows of `channels`. Raises ValueError for what no kernel takes."""
     kernel_dtype(name, x)
+    target = target or target_of(x.device)
+    if quantize:
+        check_e4m3(target)
     if channels > MAX_CHANNELS:
         raise ValueError(
             f"{name} has {channels} channels and this kernel holds {MAX_CHANNELS}: use the reference"
         )
-    return config or row_configs(channels, target or target_of(x.device))[0]
+    return config or row_configs(channels, target)[0]
 
 
 def outputs(x: Tensor, channels: int, quantize: bool) -> dict[str, Tensor | None]:

@@ -52,7 +52,7 @@ def plan_swiglu(
     channels = check_swiglu(x)
     kernel_dtype("x", x)
     if quantize:
-        config = cut_row("the result", x, channels, target, config)
+        config = cut_row("the result", x, channels, target, config, quantize=True)
     config = config or configs(channels, target or target_of(x.device))[0]
     arguments = {
         "x": x, **outputs(x, channels, quantize), "length": x.shape[1], **strides("x", x), "D": channels

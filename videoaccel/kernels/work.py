@@ -65,6 +65,11 @@ def _qk_norm_rope(s: Sizes, element: int) -> Work:
     return Work(bytes=4.0 * s["rows"] * s["heads"] * s["head_dim"] * element)
 
 
+def _quantize_fp8(s: Sizes, element: int) -> Work:
+    """Scales are left out: four bytes a row, or a block."""
+    return Work(bytes=float(s["rows"] * s["width"]) * (element + 1))
+
+
 WORK: Mapping[str, Callable[[Sizes, int], Work]] = types.MappingProxyType(
     {
         "attention": _attention,
@@ -74,6 +79,7 @@ WORK: Mapping[str, Callable[[Sizes, int], Work]] = types.MappingProxyType(
         "gate_residual_norm_modulate": _streams(4),  # as above, and the normed one
         "qk_norm_rope": _qk_norm_rope,  # queries and keys; both again
         "swiglu": _streams(3),  # both halves; the result
+        "quantize_fp8": _quantize_fp8,  # the rows; a byte a value
     }
 )
 """Op to what one call costs, from its sizes and the bytes of an element."""
