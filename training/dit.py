@@ -3,8 +3,8 @@
     python -m training.dit train --seconds 480 --codec DIR --out DIR [--resume DIR] [--optimizers adamw,muon]
     python -m training.dit distill --seconds 240 --codec DIR --resume DIR --out DIR --guidance 4
 
-Both write the averaged weights of `transformer` and `text_encoder` (see common.save_half) and a log. `--codec`
-and `--resume` also take an exported model's folder, such as videoaccel/assets/tiny-h3.
+Both write the averaged weights of `transformer` and `text_encoder` (see common.save_half) and a log.
+`--codec` and `--resume` also take an exported model's folder, such as videoaccel/assets/tiny-h3.
 """
 
 import argparse
