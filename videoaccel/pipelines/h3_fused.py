@@ -1,0 +1,181 @@
+"""MiniMax-H3's transformer with its small ops fused: the stock modules and weights, other forwards on them.
+
+What lies between a block's matrix products and its attention is bound by memory: diffusers reads and writes the
+packed sequence some fifteen times a block for it. With the fused ops it is the least that is possible without
+fusing into the products themselves: one pass for each norm, for queries and keys, for SwiGLU and for the gate.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack
+from typing import Any
+
+import torch
+
+from videoaccel.pipelines.swap import swap_forward
+
+OPS = ("norm_modulate", "gate_residual", "gate_residual_norm_modulate", "qk_norm_rope", "swiglu")
+"""The ops that `fuse_transformer` takes."""
+
+Ops = Mapping[str, Callable[..., Any]]
+
+
+def fuse_transformer(transformer: Any, ops: Ops, undo: ExitStack) -> tuple[str, ...]:
+    """Puts `ops` in the place of what the blocks and the output norm do between their matrix products.
+
+    Args:
+        transformer: a `MiniMaxH3Transformer3DModel`.
+        ops: an implementation of each of `OPS`.
+        undo: receives the inverse of every change.
+
+    Returns:
+        What stays as it was, in words: attention processors that are not the stock one.
+
+    Raises:
+        UserError: a forward is wrapped by another library (see `swap_forward`).
+    """
+    from diffusers.models.transformers.transformer_minimax_h3 import MiniMaxH3AttnProcessor
+
+    foreign = 0
+    for block in transformer.transformer_blocks:
+        swap_forward(block, _block_forward(block, ops), undo)
+        swap_forward(block.ff.net[0], _swiglu_forward(block.ff.net[0], ops), undo)
+        if type(block.attn.processor) is MiniMaxH3AttnProcessor:
+            _put_processor(block.attn, ops, undo)
+        else:
+            foreign += 1
+    swap_forward(transformer.norm_out, _norm_out_forward(transformer.norm_out, ops), undo)
+    if not foreign:
+        return ()
+    return (
+        f"{foreign} attention processors are not diffusers' own, and keep their norms and rotary embedding",
+    )
+
+
+def _block_forward(block: Any, ops: Ops) -> Callable[..., torch.Tensor]:
+    norm_modulate, gate_residual = ops["norm_modulate"], ops["gate_residual"]
+    between = ops["gate_residual_norm_modulate"]
+
+    def forward(
+        hidden_states: torch.Tensor,
+        temb: torch.Tensor,
+        adaln_indices: torch.Tensor,
+        rotary_emb: tuple[torch.Tensor, torch.Tensor],
+        attention_mask: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        shift, scale, gate, shift_mlp, scale_mlp, gate_mlp = block.adaln_proj(temb)
+        first, second = block.norm1, block.norm2
+        normed = norm_modulate(hidden_states, first.weight, shift, scale, adaln_indices, first.eps)
+        attended = block.attn(normed, rotary_emb, attention_mask)
+        hidden_states, normed = between(
+            hidden_states,
+            attended,
+            gate,
+            adaln_indices,
+            second.weight,
+            shift_mlp,
+            scale_mlp,
+            second.eps,
+        )
+        result: torch.Tensor = gate_residual(hidden_states, block.ff(normed), gate_mlp, adaln_indices)
+        return result
+
+    return forward
+
+
+def _swiglu_forward(gated: Any, ops: Ops) -> Callable[[torch.Tensor], torch.Tensor]:
+    swiglu = ops["swiglu"]
+
+    def forward(hidden_states: torch.Tensor) -> torch.Tensor:
+        result: torch.Tensor = swiglu(gated.proj(hidden_states))
+        return result
+
+    return forward
+
+
+def _norm_out_forward(norm_out: Any, ops: Ops) -> Callable[..., torch.Tensor]:
+    norm_modulate = ops["norm_modulate"]
+
+    def forward(
+        hidden_states: torch.Tensor, temb: torch.Tensor, timestep_indices: torch.Tensor
+    ) -> torch.Tensor:
+        weight = norm_out.linear.weight
+        # The activation at temb's own precision, as diffusers has it and says why.
+        tables = norm_out.linear(torch.nn.functional.silu(temb).to(weight.dtype))
+        shift, scale = tables.chunk(2, dim=-1)
+        result: torch.Tensor = norm_modulate(
+            hidden_states, norm_out.norm.weight, shift, scale, timestep_indices, norm_out.norm.eps
+        )
+        return result
+
+    return forward
+
+
+class FusedProcessor:
+    """diffusers' `MiniMaxH3AttnProcessor` with the norms of queries and keys and the rotary embedding fused.
+
+    The two attributes are those that diffusers sets on a processor: `set_attention_backend` and the context
+    parallel plan find it as they find its own.
+    """
+
+    _attention_backend: Any = None
+    _parallel_config: Any = None
+
+    def __init__(self, qk_norm_rope: Callable[..., tuple[torch.Tensor, torch.Tensor]]) -> None:
+        self._qk_norm_rope = qk_norm_rope
+
+    def __call__(
+        self,
+        attn: Any,
+        hidden_states: torch.Tensor,
+        rotary_emb: tuple[torch.Tensor, torch.Tensor] | None = None,
+        attention_mask: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        """`(B, L, D)` to `(B, L, D)`."""
+        from diffusers.models.attention_dispatch import dispatch_attention_fn
+
+        if attn.fused_projections:
+            projected = attn.to_qkv(hidden_states).chunk(3, dim=-1)
+        else:
+            projected = tuple(linear(hidden_states) for linear in (attn.to_q, attn.to_k, attn.to_v))
+        query, key, value = (rows.unflatten(-1, (attn.heads, -1)) for rows in projected)
+        cos, sin = rotary_emb or (None, None)
+        query, key = self._qk_norm_rope(
+            query, key, attn.norm_q.weight, attn.norm_k.weight, cos, sin, attn.norm_q.eps
+        )
+        attended = dispatch_attention_fn(
+            query,
+            key,
+            value,
+            attn_mask=attention_mask,
+            dropout_p=0.0,
+            is_causal=False,
+            backend=self._attention_backend,
+            parallel_config=self._parallel_config,
+        )
+        out: torch.Tensor = attn.to_out[0](attended.flatten(2, 3).type_as(query))
+        return out
+
+
+_SHARED = ("_attention_backend", "_parallel_config")
+
+
+def _put_processor(attn: Any, ops: Ops, undo: ExitStack) -> None:
+    stock = attn.processor
+    fused = FusedProcessor(ops["qk_norm_rope"])
+    _hand_over(stock, fused)
+
+    def restore() -> None:
+        # What was set while this one stood in stays set.
+        _hand_over(fused, stock)
+        attn.set_processor(stock)
+
+    attn.set_processor(fused)
+    undo.callback(restore)
+
+
+def _hand_over(source: Any, target: Any) -> None:
+    for name in _SHARED:
+        if getattr(target, name) is not getattr(source, name):
+            setattr(target, name, getattr(source, name))
