@@ -1,8 +1,8 @@
 """MiniMax-H3's transformer with its small ops fused: the stock modules and weights, other forwards on them.
 
 What lies between a block's matrix products and its attention is bound by memory: diffusers reads and writes
-the packed sequence some fifteen times a block for it. With the fused ops it is what is possible without fusing
-into the products: one pass for each norm, for queries and keys, for SwiGLU and for the gate.
+the packed sequence some fifteen times a block for it. With the fused ops it is what is possible without
+fusing into the products: one pass for each norm, for queries and keys, for SwiGLU and for the gate.
 """
 
 from __future__ import annotations
