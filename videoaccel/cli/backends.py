@@ -61,11 +61,15 @@ BACKENDS = (
 
 
 def backend_findings(packages: Mapping[str, str]) -> Iterator[Finding]:
-    """One line a backend. One that is missing is no fault."""
+    """One line a backend. One that is missing is no fault.
+
+    Args:
+        packages: canonical names to versions of what is installed.
+    """
     for backend in BACKENDS:
         version = packages.get(backend.package)
         if version is not None:
-            says, fix = f"{backend.title} {version}: {backend.gives}", ""
+            yield Finding(check=backend.title, state="ok", says=f"{version}; gives {backend.gives}")
         else:
-            says, fix = f"not installed, not needed; it gives {backend.gives}", backend.install
-        yield Finding(check=backend.title, state="ok", says=says, fix=fix)
+            says = f"not installed; would give {backend.gives}"
+            yield Finding(check=backend.title, state="optional", says=says, fix=backend.install)

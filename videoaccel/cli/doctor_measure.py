@@ -18,16 +18,20 @@ from videoaccel.kernels.work import Work, work_of
 WARMUPS, LEAST, MOST, SECONDS = 2, 5, 50, 0.5
 """Calls before timing, and as many timed calls as fit the seconds, within these bounds."""
 
+COPY_BYTES = 1 << 30
+"""Beyond every cache."""
+
 
 def measurements(
     reports: list[OpReport], profile: DeviceProfile, dtype: torch.dtype, device: torch.device
 ) -> Iterator[dict[str, Any]]:
     """A row for each implementation of each op that the card could run, as docs/doctor.md describes it.
 
-    Each is timed alone, at the sizes of the op's heaviest call, with events on the card. One that fails gives
+    The first row is a plain copy: what memory-bound ops can reach in practice. Each is timed alone, at the sizes of the op's heaviest call, with events on the card. One that fails gives
     its error in place of a time.
     """
     packages = installed_packages()
+    yield copied(profile, dtype, device)
     for report in reports:
         sizes = report.heaviest.sizes
         if report.op not in OPS:
@@ -37,6 +41,25 @@ def measurements(
             if impl.needs.missing_on(profile) or impl.needs.missing_in(sizes, dtype, packages):
                 continue
             yield measured(report, impl.name, loaded(impl), profile, dtype, device)
+
+
+def copied(profile: DeviceProfile, dtype: torch.dtype, device: torch.device) -> dict[str, Any]:
+    """The row of a copy of `COPY_BYTES`, each read once and written once."""
+    source = torch.zeros(COPY_BYTES // dtype.itemsize, dtype=dtype, device=device)
+    target = torch.empty_like(source)
+    milliseconds = timed(lambda: target.copy_(source))
+    achieved = 2 * COPY_BYTES / 1e9 / (milliseconds / 1e3)
+    ceiling = profile.bandwidth_gb_s
+    return {
+        "op": "copy",
+        "impl": "torch",
+        "ms": milliseconds,
+        "achieved": achieved,
+        "unit": "GB/s",
+        "ceiling": ceiling,
+        "of_ceiling": achieved / ceiling if ceiling else None,
+        "error": None,
+    }
 
 
 def loaded(impl: Implementation) -> Callable[..., Any]:
@@ -61,7 +84,7 @@ def measured(
     try:
         arguments = SAMPLES[report.op](report.heaviest.sizes, Draw(dtype, device))
         milliseconds = timed(lambda: function(*arguments))
-    except (RuntimeError, ImportError, ValueError) as error:
+    except Exception as error:  # Compilers and drivers raise types of their own: the next row may still run.
         return row | {
             "error": f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"[:200]
         }

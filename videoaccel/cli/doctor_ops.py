@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -46,13 +47,15 @@ class OpReport:
     def to_dict(self) -> dict[str, Any]:
         """As docs/doctor.md describes it."""
         choice = self.choice
+        fallback = None if choice is None else choice.fallback
         return {
             "op": self.op,
             "what": self.what,
             "impl": None if self.problem is not None else "torch" if choice is None else choice.impl.name,
-            "why": self.problem or ("no other implementation" if choice is None else choice.why),
+            "why": self.problem
+            or ("which runs every matrix multiplication here" if choice is None else choice.why),
             "rejected": [{"impl": r.impl, "why": r.why} for r in (choice.rejected if choice else ())],
-            "better": None if choice is None else choice.fallback,
+            "better": None if fallback is None else fallback.removeprefix(f"{self.op}: "),
             "calls": sum(call.count for call in self.calls),
             "tflop": self.floor.work.flops / 1e12,
             "gb": self.floor.work.bytes / 1e9,
@@ -91,7 +94,7 @@ def op_reports(
     if len(known) < len(reports) or not known:
         return reports
     shared = [
-        OpReport(**{**vars(report), "share": value / sum(known)})
+        dataclasses.replace(report, share=value / sum(known))
         for report, value in zip(reports, known, strict=True)
     ]
     return sorted(shared, key=lambda report: -(report.share or 0.0))

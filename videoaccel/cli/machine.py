@@ -3,50 +3,28 @@
 from __future__ import annotations
 
 import dataclasses
+import importlib.metadata
 import os
 import shutil
 import subprocess
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-MAKERS = {"0x10de": "NVIDIA", "0x1002": "AMD", "0x19e5": "Huawei", "0x1d94": "Hygon"}
-"""PCI vendors of accelerators."""
-CLASSES = ("0x0300", "0x0302", "0x0b40", "0x1200")
-"""PCI classes of accelerators: VGA and 3D controllers, co-processors, processing accelerators."""
+from packaging.requirements import Requirement
 
+from videoaccel.cli.torch_build import TorchBuild, torch_build
 
-@dataclass(frozen=True, kw_only=True)
-class Card:
-    """An accelerator as torch sees it.
-
-    Attributes:
-        name: the driver's.
-        bus: its PCI address (`0000:17:00.0`); None where torch doesn't say.
-    """
-
-    name: str
-    bus: str | None = None
-
-
-@dataclass(frozen=True, kw_only=True)
-class TorchBuild:
-    """The torch that is installed, and what it sees.
-
-    Attributes:
-        version: its own.
-        cuda, hip: what it was built for; None for what it wasn't.
-        cards: the accelerators, in its order.
-        unreachable: pairs of cards of which the first can't read the second's memory.
-        threads: that it computes with on the CPU.
-    """
-
-    version: str
-    cuda: str | None = None
-    hip: str | None = None
-    cards: tuple[Card, ...] = ()
-    unreachable: tuple[tuple[int, int], ...] = ()
-    threads: int = 1
+DISPLAYS, COMPUTE = ("0x0300",), ("0x0302", "0x0380", "0x0b40", "0x1200")
+"""PCI classes: VGA controllers; 3D and other display controllers, co-processors, processing accelerators."""
+MAKERS = {
+    "0x10de": ("NVIDIA", (*DISPLAYS, *COMPUTE)),
+    # As a VGA controller it is the picture of a desktop or of the processor.
+    "0x1002": ("AMD", COMPUTE),
+    "0x19e5": ("Huawei", COMPUTE),
+    "0x1d94": ("Hygon", COMPUTE),
+}
+"""PCI vendor of accelerators to its name and the classes they have."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,21 +34,25 @@ class Machine:
     Attributes:
         torch: see there.
         packages: canonical names to versions.
-        root: of the file system that holds /proc and /sys.
+        requires: the requirements of this package, as in `torch>=2.11`.
+        root: of the file system that holds /proc, /sys and /dev.
         environ: variables.
         cores: that this process may use.
         checkpoints: where the hub's checkpoints go.
         free_gb: on its disk, decimal GB; None where it can't be asked.
+        shm_gb: size of /dev/shm, decimal GB; None where it can't be asked.
         lspci: what `lspci -vv` prints; None where it wasn't run or isn't there.
     """
 
     torch: TorchBuild
     packages: Mapping[str, str] = field(default_factory=dict)
+    requires: tuple[str, ...] = ()
     root: Path = Path("/")
     environ: Mapping[str, str] = field(default_factory=dict)
     cores: int = 1
     checkpoints: Path = Path("/")
     free_gb: float | None = None
+    shm_gb: float | None = None
     lspci: str | None = None
 
     def read(self, path: str | Path) -> str | None:
@@ -80,83 +62,71 @@ class Machine:
         except OSError:
             return None
 
+    def listed(self, path: str | Path) -> tuple[str, ...]:
+        """The names in a folder under the root, sorted; none where it isn't there or may not be read."""
+        try:
+            return tuple(sorted(entry.name for entry in (self.root / path).iterdir()))
+        except OSError:
+            return ()
+
+    def on_bus(self) -> dict[str, str]:
+        """PCI address to maker, of every accelerator that the bus shows, whatever torch says."""
+        found = {}
+        for place in self.listed("sys/bus/pci/devices"):
+            maker, classes = MAKERS.get(self.of_card(place, "vendor") or "", ("", ()))
+            if maker and (self.of_card(place, "class") or "").startswith(classes):
+                found[place] = maker
+        return found
+
     def accelerators(self) -> tuple[str, ...]:
-        """PCI addresses of the accelerators that the bus shows, whatever torch says."""
-        return tuple(_accelerators(self))
+        """PCI addresses of the accelerators to look at: those that torch sees, else all on the bus."""
+        seen = [card.bus for card in self.torch.cards if card.bus is not None]
+        return tuple(seen) or tuple(self.on_bus())
+
+    def of_card(self, place: str, name: str) -> str | None:
+        """What the bus says of a card, by the name of the file."""
+        return self.read(f"sys/bus/pci/devices/{place}/{name}")
 
     @property
     def count(self) -> int:
-        """Accelerators, by torch or by the bus, whichever shows more."""
+        """Accelerators to look at."""
         return max(len(self.torch.cards), len(self.accelerators()))
-
-
-def _accelerators(machine: Machine) -> Iterator[str]:
-    folder = machine.root / "sys/bus/pci/devices"
-    try:
-        places = sorted(path.name for path in folder.iterdir())
-    except OSError:
-        return
-    for place in places:
-        vendor = machine.read(f"sys/bus/pci/devices/{place}/vendor")
-        kind = machine.read(f"sys/bus/pci/devices/{place}/class") or ""
-        if vendor in MAKERS and kind.startswith(CLASSES):
-            yield place
-
-
-def checkpoint_folder(environ: Mapping[str, str], home: Path) -> Path:
-    """Where huggingface_hub keeps what it fetches."""
-    if "HF_HUB_CACHE" in environ:
-        return Path(environ["HF_HUB_CACHE"])
-    own = Path(environ["HF_HOME"]) if "HF_HOME" in environ else home / ".cache/huggingface"
-    return own / "hub"
 
 
 def this_machine() -> Machine:
     """The machine that runs this. Nothing is written, and nothing needs more rights than it has."""
+    from huggingface_hub.constants import HF_HUB_CACHE
+
     from videoaccel.kernels.registry import installed_packages
 
-    folder = checkpoint_folder(os.environ, Path.home())
+    folder = Path(HF_HUB_CACHE)
     found = Machine(
-        torch=_torch_build(),
+        torch=torch_build(),
         packages=installed_packages(),
+        requires=requirements("videoaccel"),
         environ=dict(os.environ),
         cores=len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1,
         checkpoints=folder,
         free_gb=_free_gb(folder),
+        shm_gb=_size_gb(Path("/dev/shm")),
     )
-    if found.count < 2:
-        return found
-    return dataclasses.replace(found, lspci=_lspci())
+    # With one card there is nothing to ask it, and it takes a second.
+    return found if found.count < 2 else dataclasses.replace(found, lspci=_lspci())
 
 
-def _torch_build() -> TorchBuild:
-    import torch
-
-    cards: list[Card] = []
-    unreachable: list[tuple[int, int]] = []
-    if torch.cuda.is_available():
-        for index in range(torch.cuda.device_count()):
-            properties = torch.cuda.get_device_properties(index)
-            place = [getattr(properties, f"pci_{part}_id", None) for part in ("domain", "bus", "device")]
-            known = [part for part in place if isinstance(part, int)]
-            bus = "{:04x}:{:02x}:{:02x}.0".format(*known) if len(known) == 3 else None
-            cards.append(Card(name=properties.name, bus=bus))
-        pairs = [(one, other) for one in range(len(cards)) for other in range(len(cards)) if one != other]
-        unreachable = [pair for pair in pairs if not torch.cuda.can_device_access_peer(*pair)]
-    elif torch.accelerator.is_available():
-        kind = torch.accelerator.current_accelerator()
-        cards = [Card(name=f"{kind}:{index}") for index in range(torch.accelerator.device_count())]
-    return TorchBuild(
-        version=torch.__version__,
-        cuda=torch.version.cuda,
-        hip=torch.version.hip,
-        cards=tuple(cards),
-        unreachable=tuple(unreachable),
-        threads=torch.get_num_threads(),
-    )
+def requirements(package: str) -> tuple[str, ...]:
+    """What an installed package requires on this platform, without its extras; nothing where it isn't one."""
+    try:
+        lines = importlib.metadata.requires(package) or []
+    except importlib.metadata.PackageNotFoundError:
+        return ()
+    wanted = [Requirement(line) for line in lines]
+    here = [part for part in wanted if part.marker is None or part.marker.evaluate({"extra": ""})]
+    return tuple(f"{part.name}{part.specifier}" for part in here)
 
 
 def _free_gb(folder: Path) -> float | None:
+    """Of the disk that the folder is on, or will be."""
     for place in (folder, *folder.parents):
         try:
             return shutil.disk_usage(place).free / 1e9
@@ -165,6 +135,13 @@ def _free_gb(folder: Path) -> float | None:
         except OSError:
             return None
     return None
+
+
+def _size_gb(folder: Path) -> float | None:
+    try:
+        return shutil.disk_usage(folder).total / 1e9
+    except OSError:
+        return None
 
 
 def _lspci() -> str | None:
