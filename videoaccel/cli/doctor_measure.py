@@ -17,7 +17,6 @@ from videoaccel.kernels.work import Work, work_of
 
 WARMUPS, LEAST, MOST, SECONDS = 2, 5, 50, 0.5
 """Calls before timing, and as many timed calls as fit the seconds, within these bounds."""
-
 COPY_BYTES = 1 << 30
 """Beyond every cache."""
 
@@ -27,8 +26,9 @@ def measurements(
 ) -> Iterator[dict[str, Any]]:
     """A row for each implementation of each op that the card could run, as docs/doctor.md describes it.
 
-    The first row is a plain copy: what memory-bound ops can reach in practice. Each is timed alone, at the sizes of the op's heaviest call, with events on the card. One that fails gives
-    its error in place of a time.
+    The first row is a plain copy: what an op that waits for memory can reach in practice. Each is timed alone,
+    at the sizes of the op's heaviest call, with events on the card. One that fails gives its error in place of
+    a time.
     """
     packages = installed_packages()
     yield copied(profile, dtype, device)
@@ -45,21 +45,13 @@ def measurements(
 
 def copied(profile: DeviceProfile, dtype: torch.dtype, device: torch.device) -> dict[str, Any]:
     """The row of a copy of `COPY_BYTES`, each read once and written once."""
-    source = torch.zeros(COPY_BYTES // dtype.itemsize, dtype=dtype, device=device)
-    target = torch.empty_like(source)
-    milliseconds = timed(lambda: target.copy_(source))
-    achieved = 2 * COPY_BYTES / 1e9 / (milliseconds / 1e3)
-    ceiling = profile.bandwidth_gb_s
-    return {
-        "op": "copy",
-        "impl": "torch",
-        "ms": milliseconds,
-        "achieved": achieved,
-        "unit": "GB/s",
-        "ceiling": ceiling,
-        "of_ceiling": achieved / ceiling if ceiling else None,
-        "error": None,
-    }
+
+    def arguments() -> tuple[Any, ...]:
+        source = torch.zeros(COPY_BYTES // dtype.itemsize, dtype=dtype, device=device)
+        return torch.empty_like(source), source
+
+    work = Work(bytes=2.0 * COPY_BYTES)
+    return row_of("copy", "torch", torch.Tensor.copy_, arguments, work, profile.bandwidth_gb_s)
 
 
 def loaded(impl: Implementation) -> Callable[..., Any]:
@@ -75,47 +67,54 @@ def measured(
     dtype: torch.dtype,
     device: torch.device,
 ) -> dict[str, Any]:
-    """One implementation's row."""
-    row: dict[str, Any] = {"op": report.op, "impl": name, "ms": None, "achieved": None, "error": None}
+    """The row of one implementation of an op."""
     work = work_of(report.heaviest, dtype.itemsize)
-    row |= {"unit": unit_of(work), "ceiling": ceiling_of(work, profile, dtype), "of_ceiling": None}
-    if report.op not in SAMPLES:
-        return row | {"error": "nobody has said what arguments to time it with"}
+    ceiling = peak_tflops(profile, dtype) if work.flops else profile.bandwidth_gb_s
+
+    def arguments() -> tuple[Any, ...]:
+        if report.op not in SAMPLES:
+            raise ValueError(f"no arguments are known to time {report.op} with")
+        return SAMPLES[report.op](report.heaviest.sizes, Draw(dtype, device))
+
+    return row_of(report.op, name, function, arguments, work, ceiling)
+
+
+def row_of(
+    op: str,
+    name: str,
+    function: Callable[..., Any],
+    arguments: Callable[[], tuple[Any, ...]],
+    work: Work,
+    ceiling: float | None,
+) -> dict[str, Any]:
+    """One row: the time of a function, and what that is in TFLOP/s, or in GB/s where it has no FLOPs."""
+    row: dict[str, Any] = {"op": op, "impl": name, "ms": None, "achieved": None, "error": None}
+    row |= {"unit": "TFLOP/s" if work.flops else "GB/s", "ceiling": ceiling, "of_ceiling": None}
     try:
-        arguments = SAMPLES[report.op](report.heaviest.sizes, Draw(dtype, device))
-        milliseconds = timed(lambda: function(*arguments))
+        milliseconds = timed(function, arguments())
     except Exception as error:  # Compilers and drivers raise types of their own: the next row may still run.
-        return row | {
-            "error": f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"[:200]
-        }
+        first = (str(error).splitlines() or [""])[0]
+        return row | {"error": f"{type(error).__name__}: {first}"[:200]}
     finally:
-        arguments = ()
         torch.cuda.empty_cache()
     achieved = (work.flops / 1e12 if work.flops else work.bytes / 1e9) / (milliseconds / 1e3)
-    of_ceiling = achieved / row["ceiling"] if row["ceiling"] else None
-    return row | {"ms": milliseconds, "achieved": achieved, "of_ceiling": of_ceiling}
+    return row | {
+        "ms": milliseconds,
+        "achieved": achieved,
+        "of_ceiling": achieved / ceiling if ceiling else None,
+    }
 
 
-def unit_of(work: Work) -> str:
-    """What an op is measured in."""
-    return "TFLOP/s" if work.flops else "GB/s"
-
-
-def ceiling_of(work: Work, profile: DeviceProfile, dtype: torch.dtype) -> float | None:
-    """The card's own figure in that unit."""
-    return peak_tflops(profile, dtype) if work.flops else profile.bandwidth_gb_s
-
-
-def timed(call: Callable[[], Any]) -> float:
+def timed(function: Callable[..., Any], arguments: tuple[Any, ...]) -> float:
     """Median milliseconds of a call on the current CUDA device."""
     for _ in range(WARMUPS):
-        call()
+        function(*arguments)
     torch.cuda.synchronize()
     spent: list[float] = []
     while len(spent) < LEAST or (len(spent) < MOST and sum(spent) < SECONDS * 1e3):
         start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
         start.record()
-        call()
+        function(*arguments)
         end.record()
         end.synchronize()
         spent.append(start.elapsed_time(end))

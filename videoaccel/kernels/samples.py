@@ -57,6 +57,17 @@ def _gate_residual_norm_modulate(s: Sizes, draw: Draw) -> tuple[Any, ...]:
     return *_gate_residual(s, draw), *_norm(s, draw), EPS
 
 
+def _qk_norm_rope(s: Sizes, draw: Draw) -> tuple[Any, ...]:
+    rows, head_dim = s["rows"], s["head_dim"]
+    heads = [draw.tensor(1, rows, s["heads"], head_dim) for _ in range(2)]
+    angles = [draw.tensor(rows, s.get("rotary_dim", head_dim)) for _ in range(2)]
+    return *heads, draw.tensor(head_dim), draw.tensor(head_dim), *angles, EPS
+
+
+def _swiglu(s: Sizes, draw: Draw) -> tuple[Any, ...]:
+    return (draw.tensor(1, s["rows"], 2 * s["width"]),)
+
+
 SAMPLES: Mapping[str, Callable[[Sizes, Draw], tuple[Any, ...]]] = types.MappingProxyType(
     {
         "attention": _attention,
@@ -64,6 +75,8 @@ SAMPLES: Mapping[str, Callable[[Sizes, Draw], tuple[Any, ...]]] = types.MappingP
         "norm_modulate": _norm_modulate,
         "gate_residual": _gate_residual,
         "gate_residual_norm_modulate": _gate_residual_norm_modulate,
+        "qk_norm_rope": _qk_norm_rope,
+        "swiglu": _swiglu,
     }
 )
 """Op to its positional arguments, from its sizes. An op that is not here is not timed."""
