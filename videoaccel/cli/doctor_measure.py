@@ -26,9 +26,9 @@ def measurements(
 ) -> Iterator[dict[str, Any]]:
     """A row for each implementation of each op that the card could run, as docs/doctor.md describes it.
 
-    The first row is a plain copy: what an op that waits for memory can reach in practice. Each is timed alone,
-    at the sizes of the op's heaviest call, with events on the card. One that fails gives its error in place of
-    a time.
+    The first row is a plain copy: what an op that waits for memory can reach in practice. Each is timed
+    alone, at the sizes of the op's heaviest call, with events on the card. One that fails gives its error in
+    place of a time.
     """
     packages = installed_packages()
     yield copied(profile, dtype, device)
