@@ -10,6 +10,7 @@ section that names no technique cannot be written. Field order is the order of i
 
 from __future__ import annotations
 
+import dataclasses
 import math
 import re
 import types
@@ -71,6 +72,25 @@ class Section:
             raise TypeError(f"{cls.__name__}.technique must be 'package.module:attribute', not {reference!r}")
 
 
+@strict
+@dataclass(frozen=True, kw_only=True)
+class KernelsConfig(Section):
+    """The same maths by other means; see docs/kernels.md.
+
+    Attributes:
+        fuse: the small ops between matrix products as one pass over memory each.
+        fold: tables that depend on the noise level alone made once for a schedule, their projections kept in
+            host memory.
+        pin: op to the implementation to take, whatever selection finds better. One that can't run is refused.
+    """
+
+    technique: ClassVar[str] = "videoaccel.kernels.technique:KERNELS"
+
+    fuse: bool = True
+    fold: bool = True
+    pin: Mapping[str, str] = dataclasses.field(default_factory=dict)
+
+
 @dataclass(frozen=True, kw_only=True)
 class Tier:
     """What a tier's name promises.
@@ -79,11 +99,13 @@ class Tier:
         promise: one line for tables and errors.
         budget: the risk a request may spend at this tier; None where it is not calibrated yet.
         served: whether this version can serve it.
+        sections: what it installs where the config does not set that section.
     """
 
     promise: str
     budget: RiskBudget | None
     served: bool
+    sections: Mapping[str, Section] = dataclasses.field(default_factory=dict)
 
 
 _NO_RISK = RiskBudget(video=0.0, audio=0.0)
@@ -94,7 +116,8 @@ TIERS: Mapping[str, Tier] = types.MappingProxyType(
         "lossless": Tier(
             promise="the same maths in the same precision: fused kernels, folded tables",
             budget=_NO_RISK,
-            served=False,
+            served=True,
+            sections={"kernels": KernelsConfig()},
         ),
         "high": Tier(promise="a small risk budget", budget=None, served=False),
         "balanced": Tier(promise="a larger risk budget", budget=None, served=False),
@@ -129,6 +152,7 @@ class AccelConfig:
         tier: one of `TIERS`. A config may name a planned tier (it can be written, read and compared);
             installing it is refused.
         risk_budget: beats the tier's. One number stands for both streams; `RiskBudget` keeps them apart.
+        kernels: None leaves it to the tier, as every section.
 
     Raises:
         UserError: an unknown key or tier, a wrong type, a budget outside [0, 1).
@@ -136,10 +160,13 @@ class AccelConfig:
 
     tier: str = "exact"
     risk_budget: RiskBudget | float | None = None
+    kernels: KernelsConfig | None = None
 
     def __post_init__(self) -> None:
         if self.tier not in TIERS:
             raise unknown("tier", self.tier, TIERS)
+        if self.tier == "exact" and self.kernels is not None:
+            raise UserError("tier 'exact' runs diffusers' own operations: give tier 'lossless' with kernels")
         if self.risk_budget is not None and not isinstance(self.risk_budget, RiskBudget):
             both = RiskBudget(video=self.risk_budget, audio=self.risk_budget)
             object.__setattr__(self, "risk_budget", both)
@@ -162,8 +189,9 @@ class AccelConfig:
         return self.risk_budget is not None or TIERS[self.tier].budget is not None
 
     def sections(self) -> dict[str, Section]:
-        """The technique sections that are set, by key, in the order of installation."""
-        values = {key: getattr(self, key) for key in fields_of(type(self))}
+        """The technique sections that are set, here or by the tier, by key, in the order of installation."""
+        by_tier = TIERS[self.tier].sections
+        values = {key: getattr(self, key) or by_tier.get(key) for key in fields_of(type(self))}
         return {key: value for key, value in values.items() if isinstance(value, Section)}
 
     def to_dict(self) -> dict[str, Any]:

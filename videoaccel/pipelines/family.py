@@ -19,6 +19,7 @@ import torch
 from videoaccel.errors import UserError, unknown
 from videoaccel.forward import Controller, ForwardCall, current_forward
 from videoaccel.pipelines.components import Checkpoint
+from videoaccel.pipelines.fitting import Fitting
 from videoaccel.pipelines.layout import Layout, Segment
 from videoaccel.pipelines.op_calls import ForwardOps
 from videoaccel.pipelines.registry import FAMILIES
@@ -180,6 +181,14 @@ class Family(ABC):
             UserError: the family doesn't say.
         """
         raise UserError(f"{FAMILIES[self.name].title} does not list its ops; give --model another family")
+
+    def fittings(self, pipe: Any) -> list[Fitting]:
+        """How kernels go into each transformer that is loaded, each once.
+
+        Raises:
+            UserError: the family takes none yet.
+        """
+        raise UserError(f"{FAMILIES[self.name].title} takes no kernels yet; use tier 'exact'")
 
     def sample_request(self, prompt: str, picture: Image.Image, task: str | None = None) -> Request:
         """A request for a benchmark: the least that `task` takes, with `picture` where it takes one.

@@ -98,7 +98,7 @@ class FoldedAdaLN:
         weights = b"".join(_fingerprint(projection.linear) for projection in self._blocks)
         # One copy to the host for all of them.
         sizes = [temb.numel() for temb in tembs]
-        flat = torch.cat([temb.flatten() for temb in tembs]).cpu().split(sizes)
+        flat = torch.split(torch.cat([temb.flatten() for temb in tembs]).cpu(), sizes)
         keys: list[Key] = [(row.view(torch.uint8).numpy().tobytes(), weights) for row in flat]
         with self._lock:
             missing = {key: temb for key, temb in zip(keys, tembs, strict=True) if key not in self._held}
@@ -130,7 +130,8 @@ def _check(linear: torch.nn.Module) -> None:
 
 
 def _dtype_of(linear: Any) -> torch.dtype:
-    return next(linear.parameters()).dtype
+    parameter: torch.nn.Parameter = next(linear.parameters())
+    return parameter.dtype
 
 
 def _in_host_memory(tensor: torch.Tensor) -> torch.Tensor:

@@ -179,3 +179,36 @@ def _hand_over(source: Any, target: Any) -> None:
     for name in _SHARED:
         if getattr(target, name) is not getattr(source, name):
             setattr(target, name, getattr(source, name))
+
+
+_BACKENDS = {"cudnn": "_native_cudnn", "flash": "_native_flash", "efficient": "_native_efficient"}
+"""Implementations of attention by diffusers' names."""
+
+
+def set_backend(transformer: Any, name: str, undo: ExitStack) -> tuple[str, ...]:
+    """Has the blocks' attention run through one implementation.
+
+    By the processors' own attribute: `set_attention_backend` would also change what every other model of the
+    process runs on.
+
+    Returns:
+        Why not, in words, where a backend was set before.
+    """
+    from diffusers.models.attention_dispatch import AttentionBackendName
+
+    processors = [block.attn.processor for block in transformer.transformer_blocks]
+    before = {getattr(processor, "_attention_backend", None) for processor in processors} - {None}
+    if before:
+        kept = ", ".join(sorted(str(getattr(backend, "value", backend)) for backend in before))
+        return (f"attention stays with {kept}, which was set on the transformer before",)
+    chosen = AttentionBackendName(_BACKENDS[name])
+
+    def restore() -> None:
+        for processor in processors:
+            if getattr(processor, "_attention_backend", None) is chosen:
+                processor._attention_backend = None
+
+    undo.callback(restore)
+    for processor in processors:
+        processor._attention_backend = chosen
+    return ()

@@ -103,6 +103,11 @@ class MiniMaxH3Run(Run):
     def latents(self) -> Streams:
         return {"video": self._state.get("latents"), "audio": self._state.get("audio_latents")}
 
+    @property
+    def timestep_plan(self) -> list[torch.Tensor]:
+        """Per step, the distinct timesteps that its forward is passed, `(N,)`; after `encode`."""
+        return [timesteps for timesteps, _ in self._state.get("row_timestep_plan")]
+
     @torch.no_grad()
     def encode(self) -> None:
         self._enter("encode")

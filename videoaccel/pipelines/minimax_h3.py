@@ -15,7 +15,9 @@ from videoaccel.errors import UserError
 from videoaccel.pipelines.checks import check_loaded, check_prompt_embeds
 from videoaccel.pipelines.components import Checkpoint
 from videoaccel.pipelines.family import BlockStack, Family, ForwardOps, FullSize
+from videoaccel.pipelines.fitting import Fitting
 from videoaccel.pipelines.h3_blocks import loop_of, workflow_blocks
+from videoaccel.pipelines.h3_fitting import H3Fitting
 from videoaccel.pipelines.h3_loading import h3_shell, load_h3
 from videoaccel.pipelines.h3_ops import h3_forward
 from videoaccel.pipelines.h3_random import FULL_SIZE
@@ -47,6 +49,13 @@ class MiniMaxH3Family(Family):
 
     def forward_ops(self) -> ForwardOps:
         return h3_forward()
+
+    def fittings(self, pipe: Any) -> list[Fitting]:
+        names: dict[int, list[str]] = {}
+        for name in ("transformer", "transformer_ref"):
+            if getattr(pipe, name, None) is not None:
+                names.setdefault(id(getattr(pipe, name)), []).append(name)
+        return [H3Fitting(tuple(same), getattr(pipe, same[0])) for same in names.values()]
 
     def sample_request(self, prompt: str, picture: Image.Image, task: str | None = None) -> Request:
         references = (Reference(kind="image", image=picture),) if task == "ref2va" else ()

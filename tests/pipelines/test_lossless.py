@@ -1,0 +1,117 @@
+"""Tier `lossless` on the bundled model: the same clip, by ops that the receipt names."""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+import pytest
+import torch
+
+from videoaccel.config import AccelConfig, KernelsConfig
+from videoaccel.errors import UserError
+from videoaccel.install import accelerate
+from videoaccel.pipelines.h3_folded import FoldedAdaLN
+from videoaccel.pipelines.request import Request
+
+REQUEST = Request(prompt="a red ring slides left", steps=4, num_frames=22, seed=1)
+OPS = [
+    "attention",
+    "norm_modulate",
+    "gate_residual",
+    "gate_residual_norm_modulate",
+    "qk_norm_rope",
+    "swiglu",
+]
+
+
+def latents(pipe: Any, config: AccelConfig, request: Request = REQUEST) -> tuple[dict[str, Any], Any]:
+    with accelerate(pipe, config) as handle:
+        clip, receipt = handle.run(request, decode=False)
+    return dict(clip.latents), receipt
+
+
+def test_the_clip_is_the_exact_one_and_the_receipt_says_what_ran(tiny: Any) -> None:
+    exact, _ = latents(tiny, AccelConfig())
+    got, receipt = latents(tiny, AccelConfig(tier="lossless"))
+    again, _ = latents(tiny, AccelConfig())
+    for stream, want in exact.items():
+        # Float32 roundings of three forwards; the references are torch's own ops, so mostly none at all.
+        assert float((got[stream] - want).norm() / want.norm()) < 1e-5
+        assert torch.equal(again[stream], want)
+    assert [(choice.op, choice.impl) for choice in receipt.kernels] == [(op, "eager") for op in OPS]
+    assert receipt.tier_served == "lossless"
+    assert receipt.notes == ()
+
+
+def test_a_runs_tables_are_made_once_for_all_its_steps(tiny: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[int] = []
+    prepare = FoldedAdaLN.prepare
+
+    def counting(self: FoldedAdaLN, timesteps: Any) -> Any:
+        asked.append(len(timesteps))
+        return prepare(self, timesteps)
+
+    monkeypatch.setattr(FoldedAdaLN, "prepare", counting)
+    # Announced tables leave nothing to look up: that would wait for the device at every step.
+    monkeypatch.setattr(FoldedAdaLN, "_looked_up", None)
+    with accelerate(tiny, AccelConfig(tier="lossless")) as handle:
+        for seed in (1, 2):
+            handle.run(Request(prompt="a red ring", steps=4, num_frames=22, seed=seed), decode=False)
+    assert asked == [3, 3]
+
+
+def test_parts_can_be_left_out_and_pins_are_kept_or_refused(tiny: Any) -> None:
+    _, receipt = latents(tiny, AccelConfig(tier="lossless", kernels=KernelsConfig(fuse=False)))
+    assert receipt.kernels == ()
+    pinned = KernelsConfig(pin={"swiglu": "eager"}, fold=False)
+    _, receipt = latents(tiny, AccelConfig(tier="lossless", kernels=pinned))
+    assert {choice.op: choice.why for choice in receipt.kernels}["swiglu"] == "pinned by the config"
+    for pin, fault in (
+        ({"swiglu": "triton"}, r"swiglu is pinned to triton, which runs on nvidia and amd, not on cpu"),
+        ({"swiglu": "tritn"}, r"implementation of swiglu 'tritn'"),
+        ({"swigloo": "eager"}, r"op to pin 'swigloo'"),
+    ):
+        with pytest.raises(UserError, match=fault):
+            accelerate(tiny, AccelConfig(tier="lossless", kernels=KernelsConfig(pin=pin)))
+        assert not hasattr(tiny, "videoaccel_handle")
+    with pytest.raises(UserError, match="of no use without fuse"):
+        config = KernelsConfig(fuse=False, pin={"swiglu": "eager"})
+        accelerate(tiny, AccelConfig(tier="lossless", kernels=config))
+
+
+def test_a_fall_below_the_devices_best_is_logged_once_and_in_every_receipt(
+    tiny: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    from videoaccel.kernels import technique
+    from videoaccel.kernels.catalogue import CATALOGUE
+
+    # A card whose Triton is not installed, on which the eager ops run as well as here.
+    monkeypatch.setattr(technique, "live_profile", lambda device: CATALOGUE["H200"])
+    monkeypatch.setattr(technique, "installed_packages", lambda: {})
+    config = KernelsConfig(pin={"attention": "eager"})
+    with (
+        caplog.at_level(logging.WARNING),
+        accelerate(tiny, AccelConfig(tier="lossless", kernels=config)) as handle,
+    ):
+        receipts = [handle.run(REQUEST, decode=False)[1] for _ in range(2)]
+    said = [record.getMessage() for record in caplog.records if "would run on" in record.getMessage()]
+    assert len(said) == len(set(said)) == 5
+    assert "pip install 'triton>=3.6'" in said[0]
+    for receipt in receipts:
+        assert receipt.warnings == tuple(said)
+
+
+def test_exact_takes_no_kernels() -> None:
+    with pytest.raises(UserError, match="tier 'exact' runs diffusers' own operations"):
+        AccelConfig(kernels=KernelsConfig())
+    plain = AccelConfig(tier="lossless", kernels=KernelsConfig(pin={"swiglu": "eager"}))
+    assert AccelConfig.from_yaml(plain.to_yaml()) == plain
+    # What the tier installs by itself is not written into the config.
+    assert AccelConfig(tier="lossless").to_dict() == {"tier": "lossless"}
+    assert AccelConfig(tier="lossless").sections() == {"kernels": KernelsConfig()}
+
+
+def test_wan_takes_none_yet(build_tiny_wan: Any) -> None:
+    with pytest.raises(UserError, match="takes no kernels yet; use tier 'exact'"):
+        accelerate(build_tiny_wan(), AccelConfig(tier="lossless"))

@@ -1,0 +1,48 @@
+"""How the kernels go into one transformer of a pipeline: what a family answers to `Family.fittings`."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, ExitStack
+from typing import TYPE_CHECKING
+
+import torch
+
+from videoaccel.kernels.registry import Choice
+
+if TYPE_CHECKING:
+    from videoaccel.pipelines.run import Run
+
+MakeTables = Callable[["Run"], Callable[[int], AbstractContextManager[None]]]
+"""Of an encoded run: a step's index to a context within which this thread's forwards read its tables."""
+
+
+class Fitting(ABC):
+    """One transformer that kernels can go into.
+
+    Attributes:
+        components: its names on the pipeline; one transformer may serve several tasks.
+        sizes: the ops it takes, and the sizes that selection asks about.
+        dtype: of its packed sequence.
+    """
+
+    components: tuple[str, ...]
+    sizes: Mapping[str, Mapping[str, int]]
+    dtype: torch.dtype
+
+    @abstractmethod
+    def fuse(self, choices: Mapping[str, Choice], undo: ExitStack) -> tuple[str, ...]:
+        """Puts the chosen implementations in; returns what stays as it was, in words.
+
+        Raises:
+            UserError: something on the transformer is in the way.
+        """
+
+    @abstractmethod
+    def fold(self, undo: ExitStack) -> MakeTables | None:
+        """Takes what depends on the noise level alone out of the forward; None where nothing does.
+
+        Raises:
+            UserError: it can't be made ahead.
+        """
