@@ -33,7 +33,7 @@ from videoaccel.pipelines.registry import FAMILIES
 
 PAGE = Path(__file__).parents[2] / "docs/doctor.md"
 SNAPSHOT = Path(__file__).with_name("doctor.txt")
-BUILD = TorchBuild(version="2.11.0", cuda="13.0")
+BUILD = TorchBuild(version="2.11.0", cuda="13.0", threads=8)
 PACKAGES = {"torch": "2.11.0", "triton": "3.6.0"}
 
 
@@ -41,7 +41,8 @@ def report(
     device: str = "RTX PRO 6000", family: str = "minimax_h3", dtype: str = "bf16", **machine: Any
 ) -> Any:
     """Of a machine that is the same everywhere."""
-    fixed = {"packages": PACKAGES, "root": Path("/nowhere"), "checkpoints": Path("/models"), "free_gb": 50.0}
+    fixed = {"packages": PACKAGES, "requires": ("torch>=2.11",), "root": Path("/nowhere"), "cores": 8}
+    fixed |= {"checkpoints": Path("/models"), "free_gb": 50.0}
     return examine(family, device, dtype, machine=Machine(torch=BUILD, **(fixed | machine)))
 
 

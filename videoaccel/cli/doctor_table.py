@@ -79,20 +79,13 @@ def _columns(title: str, words: tuple[str, ...], numbers: tuple[str, ...]) -> Ta
 
 def ops_table(ops: list[dict[str, Any]]) -> Table:
     """One row an op: the choice and what it costs at least."""
-    words, numbers = ("op", "chosen"), ("calls", "TFLOP", "GB", "best ms", "bound", "share")
+    words, numbers = ("op", "chosen"), ("TFLOP", "GB", "best ms", "bound", "share")
     table = _columns("ops of one forward", words, numbers)
     for op in ops:
         share = "-" if op["share"] is None else f"{op['share'] * 100:.1f} %"
         # Ops of no matrix multiplication have none worth counting.
         flops = shown(op["tflop"] or None)
-        cells = [
-            str(op["calls"]),
-            flops,
-            shown(op["gb"]),
-            shown(op["floor_ms"], 1),
-            op["bound"] or "-",
-            share,
-        ]
+        cells = [flops, shown(op["gb"]), shown(op["floor_ms"], 1), op["bound"] or "-", share]
         table.add_row(Text(op["op"]), Text(op["impl"] or "none"), *cells)
     return table
 

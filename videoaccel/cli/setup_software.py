@@ -148,6 +148,6 @@ def package_finding(machine: Machine) -> Finding:
             lacking.append(f"{requirement} ({'not installed' if version is None else version})")
             wanted.append(f"'{requirement}'")
     if not lacking:
-        return Finding(check="packages", state="ok", says=f"all {len(machine.requires)} are as required")
+        return Finding(check="packages", state="ok", says=f"{len(machine.requires)}, as required")
     says, fix = f"not as required: {', '.join(lacking)}", f"pip install {' '.join(wanted)}"
     return Finding(check="packages", state="warn", says=says, fix=fix)
