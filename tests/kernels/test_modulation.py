@@ -17,6 +17,8 @@ from videoaccel.kernels.ops import OPS
 from . import references
 from .references import FLOATS, STRIDES, assert_close, assert_quantized, draw, laid_out, spoil
 
+pytestmark = pytest.mark.usefixtures("interpreted")
+
 EPS = 1e-5
 PAIRS = {
     name: (getattr(modulation, f"{name}_reference"), getattr(modulation_triton, name))

@@ -17,6 +17,8 @@ from videoaccel.kernels.qk_norm_rope_triton import MAX_HEAD_DIM, configs, qk_nor
 from . import references
 from .references import FLOATS, assert_close, draw, spoil
 
+pytestmark = pytest.mark.usefixtures("interpreted")
+
 EPS = 1e-5
 BOTH = pytest.mark.parametrize("function", [qk_norm_rope_reference, qk_norm_rope], ids=["eager", "triton"])
 

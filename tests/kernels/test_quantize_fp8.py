@@ -19,6 +19,8 @@ from videoaccel.kernels.swiglu_triton import plan_swiglu
 
 from .references import FLOATS, STRIDES, assert_quantized, draw, laid_out, spoil
 
+pytestmark = pytest.mark.usefixtures("interpreted")
+
 BOTH = pytest.mark.parametrize("function", [quantize_fp8_reference, quantize_fp8], ids=["eager", "triton"])
 
 

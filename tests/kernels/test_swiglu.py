@@ -17,6 +17,8 @@ from videoaccel.kernels.swiglu_triton import configs, swiglu
 from . import references
 from .references import FLOATS, STRIDES, assert_close, assert_quantized, draw, laid_out, spoil
 
+pytestmark = pytest.mark.usefixtures("interpreted")
+
 BOTH = pytest.mark.parametrize("function", [swiglu_reference, swiglu], ids=["eager", "triton"])
 
 
