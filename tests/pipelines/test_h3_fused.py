@@ -12,6 +12,7 @@ import torch
 from videoaccel.errors import UserError
 from videoaccel.kernels.ops import OPS as KERNELS
 from videoaccel.pipelines.h3_fused import OPS, FusedProcessor, fuse_transformer
+from videoaccel.pipelines.joint import joint_weight
 from videoaccel.pipelines.swap import swap_forward
 
 EAGER = {name: KERNELS[name].named("eager").load() for name in OPS}
@@ -127,6 +128,52 @@ def test_processors_keep_the_backend_across_both_changes_and_foreign_ones_stay(t
         transformer.set_attention_backend("_native_math")
     assert blocks[0].attn.processor is stock
     assert stock._attention_backend.value == "_native_math"
+
+
+@torch.no_grad()
+def test_queries_keys_and_values_are_one_product_until_somebody_changes_one(transformer: Any) -> None:
+    given = inputs(transformer)
+    reference = copy.deepcopy(transformer)
+    attn = transformer.transformer_blocks[2].attn
+    linears = (attn.to_q, attn.to_k, attn.to_v)
+    assert joint_weight(linears) is None
+    with ExitStack() as undo:
+        fuse_transformer(transformer, EAGER, undo)
+        joint = joint_weight(linears)
+        assert joint is not None
+        assert torch.equal(joint, torch.cat([linear.weight for linear in linears]))
+        # In place: the same storage. Replaced: not any more. Both are what the next forward computes with.
+        for change in (lambda w: w.mul_(1.5), lambda w: setattr(w, "data", w.data * 0.5)):
+            for model in (transformer, reference):
+                change(model.transformer_blocks[2].attn.to_k.weight)
+            for got, want in zip(transformer(**given), reference(**given), strict=True):
+                assert away(got, want) < 2e-6
+        assert joint_weight(linears) is None
+    storages = {linear.weight.untyped_storage().data_ptr() for linear in linears}
+    assert len(storages) == 3
+    for got, want in zip(transformer(**given), reference(**given), strict=True):
+        assert torch.equal(got, want)
+
+
+@torch.no_grad()
+def test_a_lora_on_a_joined_projection_is_honoured(transformer: Any) -> None:
+    from peft import LoraConfig
+
+    given = inputs(transformer)
+    reference = copy.deepcopy(transformer)
+    with ExitStack() as undo:
+        fuse_transformer(transformer, EAGER, undo)
+        for model in (reference, transformer):
+            torch.manual_seed(3)
+            model.add_adapter(LoraConfig(r=2, target_modules=["to_k", "proj"], init_lora_weights=False))
+        for got, want in zip(transformer(**given), reference(**given), strict=True):
+            assert away(got, want) < 2e-6
+        # Taken off again, they are plain, and still lie end to end.
+        adapted = transformer(**given)
+        transformer.unload_lora()
+        attn = transformer.transformer_blocks[0].attn
+        assert joint_weight((attn.to_q, attn.to_k, attn.to_v)) is not None
+        assert away(transformer(**given)[0], adapted[0]) > 1e-4
 
 
 @torch.no_grad()

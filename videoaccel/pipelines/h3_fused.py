@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 
+from videoaccel.pipelines.joint import join_weights, joint_weight
 from videoaccel.pipelines.swap import swap_forward
 
 OPS = ("norm_modulate", "gate_residual", "gate_residual_norm_modulate", "qk_norm_rope", "swiglu")
@@ -37,12 +38,15 @@ def fuse_transformer(transformer: Any, ops: Ops, undo: ExitStack) -> tuple[str, 
     """
     from diffusers.models.transformers.transformer_minimax_h3 import MiniMaxH3AttnProcessor
 
-    foreign = 0
+    foreign = apart = 0
     for block in transformer.transformer_blocks:
         swap_forward(block, _block_forward(block, ops), undo)
         swap_forward(block.ff.net[0], _swiglu_forward(block.ff.net[0], ops), undo)
         if type(block.attn.processor) is MiniMaxH3AttnProcessor:
             _put_processor(block.attn, ops, undo)
+            if not block.attn.fused_projections:
+                attn = block.attn
+                apart += not join_weights((attn.to_q, attn.to_k, attn.to_v), undo)
         else:
             foreign += 1
     swap_forward(transformer.norm_out, _norm_out_forward(transformer.norm_out, ops), undo)
@@ -135,11 +139,9 @@ class FusedProcessor:
         """`(B, L, D)` to `(B, L, D)`."""
         from diffusers.models.attention_dispatch import dispatch_attention_fn
 
-        if attn.fused_projections:
-            projected = attn.to_qkv(hidden_states).chunk(3, dim=-1)
-        else:
-            projected = tuple(linear(hidden_states) for linear in (attn.to_q, attn.to_k, attn.to_v))
-        query, key, value = (rows.unflatten(-1, (attn.heads, -1)) for rows in projected)
+        query, key, value = (
+            rows.view(*rows.shape[:-1], attn.heads, -1) for rows in projected(attn, hidden_states)
+        )
         cos, sin = rotary_emb or (None, None)
         query, key = self._qk_norm_rope(
             query, key, attn.norm_q.weight, attn.norm_k.weight, cos, sin, attn.norm_q.eps
@@ -156,6 +158,19 @@ class FusedProcessor:
         )
         out: torch.Tensor = attn.to_out[0](attended.flatten(2, 3).type_as(query))
         return out
+
+
+def projected(attn: Any, hidden_states: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    """Queries, keys and values, `(B, L, H D)` each, of any stride: one product where the weights allow it."""
+    if attn.fused_projections:
+        parts: tuple[torch.Tensor, ...] = attn.to_qkv(hidden_states).chunk(3, dim=-1)
+        return parts
+    linears = (attn.to_q, attn.to_k, attn.to_v)
+    joint = joint_weight(linears)
+    if joint is None:
+        return tuple(linear(hidden_states) for linear in linears)
+    sizes = [linear.out_features for linear in linears]
+    return torch.nn.functional.linear(hidden_states, joint).split_with_sizes(sizes, -1)
 
 
 _SHARED = ("_attention_backend", "_parallel_config")
