@@ -121,6 +121,24 @@ _ALL = (
             _eager("quantize_fp8:quantize_fp8_reference"),
         ),
     ),
+    Op(
+        name="linear_fp8",
+        what="a linear layer on FP8 codes, with a scale a row on either side",
+        implementations=(
+            Implementation(
+                name="scaled_mm",
+                where="videoaccel.kernels.linear_fp8:linear_fp8_scaled_mm",
+                needs=Needs(
+                    vendors=("nvidia",),
+                    capability=(8, 9),
+                    dtypes=HALF,
+                    multiples={"in_features": 16, "out_features": 16},
+                ),
+                note="torch's own product, scales by row in its epilogue",
+            ),
+            _eager("linear_fp8:linear_fp8_reference"),
+        ),
+    ),
 )
 
 OPS: Mapping[str, Op] = types.MappingProxyType({op.name: op for op in _ALL})

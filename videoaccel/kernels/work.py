@@ -65,6 +65,14 @@ def _qk_norm_rope(s: Sizes, element: int) -> Work:
     return Work(bytes=4.0 * s["rows"] * s["heads"] * s["head_dim"] * element)
 
 
+def _linear_fp8(s: Sizes, element: int) -> Work:
+    """A byte a value of either factor; the result is of the activations' type. Scales are left out."""
+    rows, inner, outer = s["rows"], s["in_features"], s["out_features"]
+    return Work(
+        flops=2.0 * rows * inner * outer, bytes=float(rows * inner + inner * outer + rows * outer * element)
+    )
+
+
 def _quantize_fp8(s: Sizes, element: int) -> Work:
     """Scales are left out: four bytes a row, or a block."""
     return Work(bytes=float(s["rows"] * s["width"]) * (element + 1))
@@ -74,6 +82,7 @@ WORK: Mapping[str, Callable[[Sizes, int], Work]] = types.MappingProxyType(
     {
         "attention": _attention,
         "linear": _linear,
+        "linear_fp8": _linear_fp8,
         "norm_modulate": _streams(2),  # x; the result
         "gate_residual": _streams(3),  # the branch, the residual; the new residual
         "gate_residual_norm_modulate": _streams(4),  # as above, and the normed one
