@@ -22,7 +22,7 @@ from evals.command import user_errors
 from evals.h3_dense import TINY, say
 from evals.results_file import write_result
 from videoaccel.cli.values import whole
-from videoaccel.config import AccelConfig
+from videoaccel.config import AccelConfig, KernelsConfig
 from videoaccel.environment import device_name
 from videoaccel.errors import UserError
 from videoaccel.install import Handle, accelerate
@@ -31,7 +31,10 @@ from videoaccel.pipelines.h3_random import build_random_h3, random_prompt_embeds
 from videoaccel.pipelines.loading import check_device
 from videoaccel.pipelines.request import Request
 
-MODES = {"lossless": AccelConfig(tier="lossless")}
+MODES = {
+    "lossless": AccelConfig(tier="lossless"),
+    "fp8": AccelConfig(tier="lossless", kernels=KernelsConfig(precision="fp8")),
+}
 PRODUCTS = ("gemm", "nvjet", "cutlass", "wgmma", "splitk", "gemv", "matmul")
 ATTENTION = ("flash", "fmha", "sdpa", "attention")
 

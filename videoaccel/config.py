@@ -17,7 +17,7 @@ import types
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar, Literal, Self
 
 import yaml
 
@@ -81,6 +81,8 @@ class KernelsConfig(Section):
         fuse: the small ops between matrix products as one pass over memory each.
         fold: tables that depend on the noise level alone made once for a schedule, their projections kept in
             host memory.
+        precision: `model`, as the weights are, or `fp8` for the blocks' linears and what enters them. FP8 is
+            another maths: the receipt says so at whatever tier.
         pin: op to the implementation to take, whatever selection finds better. One that can't run is refused.
     """
 
@@ -88,6 +90,7 @@ class KernelsConfig(Section):
 
     fuse: bool = True
     fold: bool = True
+    precision: Literal["model", "fp8"] = "model"
     pin: Mapping[str, str] = dataclasses.field(default_factory=dict)
 
 

@@ -24,16 +24,23 @@ class Fitting(ABC):
     Attributes:
         components: its names on the pipeline; one transformer may serve several tasks.
         sizes: the ops it takes, and the sizes that selection asks about.
+        fp8_sizes: the same of what FP8 linears take besides.
         dtype: of its packed sequence.
     """
 
     components: tuple[str, ...]
     sizes: Mapping[str, Mapping[str, int]]
+    fp8_sizes: Mapping[str, Mapping[str, int]]
     dtype: torch.dtype
 
     @abstractmethod
-    def fuse(self, choices: Mapping[str, Choice], undo: ExitStack) -> tuple[str, ...]:
+    def fuse(self, choices: Mapping[str, Choice], undo: ExitStack, *, fp8: bool) -> tuple[str, ...]:
         """Puts the chosen implementations in; returns what stays as it was, in words.
+
+        Args:
+            choices: one for each op of `sizes`, and of `fp8_sizes` with `fp8`.
+            undo: receives the inverse of every change.
+            fp8: make the large linears FP8.
 
         Raises:
             UserError: something on the transformer is in the way.

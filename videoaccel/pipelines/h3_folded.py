@@ -18,6 +18,7 @@ from typing import Any
 import torch
 
 from videoaccel.errors import UserError
+from videoaccel.pipelines.host_memory import in_host_memory, send_home
 from videoaccel.pipelines.swap import swap_forward
 
 HELD_BYTES = 6_000_000_000
@@ -47,7 +48,7 @@ class FoldedAdaLN:
         for projection in self._blocks:
             _check(projection.linear)
         for index, projection in enumerate(self._blocks):
-            _send_home(projection.linear, undo)
+            send_home(projection.linear, undo)
             swap_forward(projection, self._forward_of(index), undo)
 
     def embeddings(self, timesteps: torch.Tensor) -> torch.Tensor:
@@ -118,7 +119,7 @@ class FoldedAdaLN:
                     # What the stock forward does: the activation at the embedding's own precision.
                     given = torch.nn.functional.silu(temb).to(_dtype_of(projection.linear))
                     made.append(projection.linear(given).view(-1, 6 * projection.hidden_size))
-        return [_in_host_memory(torch.stack(made)) for made in rows]
+        return [in_host_memory(torch.stack(made)) for made in rows]
 
 
 def _check(linear: torch.nn.Module) -> None:
@@ -132,27 +133,6 @@ def _check(linear: torch.nn.Module) -> None:
 def _dtype_of(linear: Any) -> torch.dtype:
     parameter: torch.nn.Parameter = next(linear.parameters())
     return parameter.dtype
-
-
-def _in_host_memory(tensor: torch.Tensor) -> torch.Tensor:
-    if not tensor.is_cuda:
-        return tensor.contiguous()
-    host = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
-    # Waits for the copy: the buffer may be read before anything else is queued.
-    return host.copy_(tensor)
-
-
-def _send_home(linear: torch.nn.Module, undo: ExitStack) -> None:
-    for parameter in linear.parameters():
-        device, data = parameter.device, parameter.data
-        if device.type == "cpu":
-            continue
-        parameter.data = _in_host_memory(data)
-
-        def back(parameter: torch.nn.Parameter = parameter, device: torch.device = device) -> None:
-            parameter.data = parameter.data.to(device)
-
-        undo.callback(back)
 
 
 @contextmanager

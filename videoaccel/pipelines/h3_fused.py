@@ -7,12 +7,15 @@ fusing into the products: one pass for each norm, for queries and keys, for SwiG
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from typing import Any
 
 import torch
 
+from videoaccel.errors import UserError
+from videoaccel.pipelines.fp8 import Fp8, Quantized
+from videoaccel.pipelines.h3_fp8 import fp8_attention, fp8_feed_forward
 from videoaccel.pipelines.joint import join_weights, joint_weight
 from videoaccel.pipelines.swap import swap_forward
 
@@ -22,44 +25,62 @@ OPS = ("norm_modulate", "gate_residual", "gate_residual_norm_modulate", "qk_norm
 Ops = Mapping[str, Callable[..., Any]]
 
 
-def fuse_transformer(transformer: Any, ops: Ops, undo: ExitStack) -> tuple[str, ...]:
+def fuse_transformer(
+    transformer: Any, ops: Ops, undo: ExitStack, *, fp8: Fp8 | None = None
+) -> tuple[str, ...]:
     """Puts `ops` in the place of what the blocks and the output norm do between their matrix products.
 
     Args:
         transformer: a `MiniMaxH3Transformer3DModel`.
         ops: an implementation of each of `OPS`.
         undo: receives the inverse of every change.
+        fp8: also makes the blocks' linears FP8, their inputs quantised by the op in front. What few rows or
+            few weights pass through stays, and what the output depends on most: embedders, the text's
+            refiner, AdaLN, the output norm and both heads.
 
     Returns:
-        What stays as it was, in words: attention processors that are not the stock one.
+        What stays as it was, in words.
 
     Raises:
-        UserError: a forward is wrapped by another library (see `swap_forward`).
+        UserError: a forward is wrapped by another library (see `swap_forward`), or can't be made FP8.
     """
     from diffusers.models.transformers.transformer_minimax_h3 import MiniMaxH3AttnProcessor
 
     foreign = apart = 0
     for block in transformer.transformer_blocks:
-        swap_forward(block, _block_forward(block, ops), undo)
+        attn = block.attn
+        stock = type(attn.processor) is MiniMaxH3AttnProcessor
+        foreign += not stock
+        if fp8 is not None:
+            if not stock:
+                raise UserError(
+                    "FP8 needs diffusers' own attention processors: set them back, or leave it off"
+                )
+            inner = fp8_attention(attn, fp8, undo)
+            feed_forward = fp8_feed_forward(block.ff, ops["swiglu"], fp8, undo)
+            swap_forward(block, _block_forward(block, ops, feed_forward, quantized=True), undo)
+            _put_processor(attn, FusedProcessor(ops["qk_norm_rope"], *inner), undo)
+            continue
+        swap_forward(block, _block_forward(block, ops, block.ff), undo)
         swap_forward(block.ff.net[0], _swiglu_forward(block.ff.net[0], ops), undo)
-        if type(block.attn.processor) is MiniMaxH3AttnProcessor:
-            _put_processor(block.attn, ops, undo)
-            if not block.attn.fused_projections:
-                attn = block.attn
+        if stock:
+            _put_processor(attn, FusedProcessor(ops["qk_norm_rope"]), undo)
+            if not attn.fused_projections:
                 apart += not join_weights((attn.to_q, attn.to_k, attn.to_v), undo)
-        else:
-            foreign += 1
     swap_forward(transformer.norm_out, _norm_out_forward(transformer.norm_out, ops), undo)
-    if not foreign:
-        return ()
-    return (
-        f"{foreign} attention processors are not diffusers' own, and keep their norms and rotary embedding",
-    )
+    notes = {
+        "attention processors are not diffusers' own, and keep their norms and rotary embedding": foreign,
+        "attentions project queries, keys and values apart, as their linears are not plain ones": apart,
+    }
+    return tuple(f"{count} {what}" for what, count in notes.items() if count)
 
 
-def _block_forward(block: Any, ops: Ops) -> Callable[..., torch.Tensor]:
+def _block_forward(
+    block: Any, ops: Ops, feed_forward: Callable[..., torch.Tensor], *, quantized: bool = False
+) -> Callable[..., torch.Tensor]:
     norm_modulate, gate_residual = ops["norm_modulate"], ops["gate_residual"]
     between = ops["gate_residual_norm_modulate"]
+    emit = {"quantize": True} if quantized else {}
 
     def forward(
         hidden_states: torch.Tensor,
@@ -70,9 +91,9 @@ def _block_forward(block: Any, ops: Ops) -> Callable[..., torch.Tensor]:
     ) -> torch.Tensor:
         shift, scale, gate, shift_mlp, scale_mlp, gate_mlp = block.adaln_proj(temb)
         first, second = block.norm1, block.norm2
-        normed = norm_modulate(hidden_states, first.weight, shift, scale, adaln_indices, first.eps)
-        attended = block.attn(normed, rotary_emb, attention_mask)
-        hidden_states, normed = between(
+        normed = norm_modulate(hidden_states, first.weight, shift, scale, adaln_indices, first.eps, **emit)
+        attended = block.attn(Quantized(*normed) if quantized else normed, rotary_emb, attention_mask)
+        hidden_states, *normed = between(
             hidden_states,
             attended,
             gate,
@@ -81,8 +102,10 @@ def _block_forward(block: Any, ops: Ops) -> Callable[..., torch.Tensor]:
             shift_mlp,
             scale_mlp,
             second.eps,
+            **emit,
         )
-        result: torch.Tensor = gate_residual(hidden_states, block.ff(normed), gate_mlp, adaln_indices)
+        changed = feed_forward(Quantized(*normed) if quantized else normed[0])
+        result: torch.Tensor = gate_residual(hidden_states, changed, gate_mlp, adaln_indices)
         return result
 
     return forward
@@ -126,8 +149,21 @@ class FusedProcessor:
     _attention_backend: Any = None
     _parallel_config: Any = None
 
-    def __init__(self, qk_norm_rope: Callable[..., tuple[torch.Tensor, torch.Tensor]]) -> None:
+    def __init__(
+        self,
+        qk_norm_rope: Callable[..., tuple[torch.Tensor, torch.Tensor]],
+        project: Callable[..., Sequence[torch.Tensor]] | None = None,
+        output: Callable[..., torch.Tensor] | None = None,
+    ) -> None:
+        """Both default to the module's own linears.
+
+        Args:
+            qk_norm_rope: the op.
+            project: the attention module and `(B, L, D)` to queries, keys and values `(B, L, H D)`.
+            output: the attention module and `(B, L, H D)` to `(B, L, D)`.
+        """
         self._qk_norm_rope = qk_norm_rope
+        self._project, self._output = project or projected, output or _output
 
     def __call__(
         self,
@@ -140,7 +176,7 @@ class FusedProcessor:
         from diffusers.models.attention_dispatch import dispatch_attention_fn
 
         query, key, value = (
-            rows.view(*rows.shape[:-1], attn.heads, -1) for rows in projected(attn, hidden_states)
+            rows.view(*rows.shape[:-1], attn.heads, -1) for rows in self._project(attn, hidden_states)
         )
         cos, sin = rotary_emb or (None, None)
         query, key = self._qk_norm_rope(
@@ -156,8 +192,12 @@ class FusedProcessor:
             backend=self._attention_backend,
             parallel_config=self._parallel_config,
         )
-        out: torch.Tensor = attn.to_out[0](attended.flatten(2, 3).type_as(query))
-        return out
+        return self._output(attn, attended.flatten(2, 3).type_as(query))
+
+
+def _output(attn: Any, attended: torch.Tensor) -> torch.Tensor:
+    out: torch.Tensor = attn.to_out[0](attended)
+    return out
 
 
 def projected(attn: Any, hidden_states: torch.Tensor) -> tuple[torch.Tensor, ...]:
@@ -176,9 +216,8 @@ def projected(attn: Any, hidden_states: torch.Tensor) -> tuple[torch.Tensor, ...
 _SHARED = ("_attention_backend", "_parallel_config")
 
 
-def _put_processor(attn: Any, ops: Ops, undo: ExitStack) -> None:
+def _put_processor(attn: Any, fused: FusedProcessor, undo: ExitStack) -> None:
     stock = attn.processor
-    fused = FusedProcessor(ops["qk_norm_rope"])
     _hand_over(stock, fused)
 
     def restore() -> None:
