@@ -213,7 +213,7 @@ def test_flags_named_in_the_text_exist(page: str) -> None:
 
 
 def flattened(value: Any, prefix: str = "", leaves: tuple[str, ...] = ()) -> set[str]:
-    """`a.b` for a step into a mapping, `a[].b` into a list of them; what `leaves` names is not looked into."""
+    """`a.b` for a step into a mapping, `a[].b` into a list; what `leaves` names is not looked into."""
     found: set[str] = set()
     for key, item in value.items():
         path = f"{prefix}{key}"
