@@ -23,10 +23,11 @@ OPS = ("norm_modulate", "gate_residual", "gate_residual_norm_modulate", "qk_norm
 """The ops that `fuse_transformer` takes."""
 
 Ops = Mapping[str, Callable[..., Any]]
+Compiler = Callable[[Callable[..., torch.Tensor]], Callable[..., torch.Tensor]]
 
 
 def fuse_transformer(
-    transformer: Any, ops: Ops, undo: ExitStack, *, fp8: Fp8 | None = None
+    transformer: Any, ops: Ops, undo: ExitStack, *, fp8: Fp8 | None = None, compiled: Compiler | None = None
 ) -> tuple[str, ...]:
     """Puts `ops` in the place of what the blocks and the output norm do between their matrix products.
 
@@ -37,6 +38,7 @@ def fuse_transformer(
         fp8: also makes the blocks' linears FP8, their inputs quantised by the op in front. What few rows or
             few weights pass through stays, and what the output depends on most: embedders, the text's
             refiner, AdaLN, the output norm and both heads.
+        compiled: compiles what the blocks run, once for all of them; for ops that it can look into.
 
     Returns:
         What stays as it was, in words.
@@ -46,6 +48,9 @@ def fuse_transformer(
     """
     from diffusers.models.transformers.transformer_minimax_h3 import MiniMaxH3AttnProcessor
 
+    core = _core(ops, quantized=fp8 is not None)
+    if compiled is not None:
+        core = compiled(core)
     foreign = apart = 0
     for block in transformer.transformer_blocks:
         attn = block.attn
@@ -58,14 +63,14 @@ def fuse_transformer(
                 )
             inner = fp8_attention(attn, fp8, undo)
             feed_forward = fp8_feed_forward(block.ff, ops["swiglu"], fp8, undo)
-            swap_forward(block, _block_forward(block, ops, feed_forward, quantized=True), undo)
+            swap_forward(block, _block_forward(block, core, feed_forward), undo)
             _put_processor(attn, FusedProcessor(ops["qk_norm_rope"], *inner), undo)
             continue
-        swap_forward(block, _block_forward(block, ops, block.ff), undo)
-        swap_forward(block.ff.net[0], _swiglu_forward(block.ff.net[0], ops), undo)
+        swap_forward(block, _block_forward(block, core), undo)
         if stock:
-            _put_processor(attn, FusedProcessor(ops["qk_norm_rope"]), undo)
-            if not attn.fused_projections:
+            project = _apart if compiled is not None else None
+            _put_processor(attn, FusedProcessor(ops["qk_norm_rope"], project), undo)
+            if not attn.fused_projections and compiled is None:
                 apart += not join_weights((attn.to_q, attn.to_k, attn.to_v), undo)
     swap_forward(transformer.norm_out, _norm_out_forward(transformer.norm_out, ops), undo)
     notes = {
@@ -75,21 +80,22 @@ def fuse_transformer(
     return tuple(f"{count} {what}" for what, count in notes.items() if count)
 
 
-def _block_forward(
-    block: Any, ops: Ops, feed_forward: Callable[..., torch.Tensor], *, quantized: bool = False
-) -> Callable[..., torch.Tensor]:
+def _core(ops: Ops, *, quantized: bool) -> Callable[..., torch.Tensor]:
+    """What a block computes from its tables on, of any block: the compiler sees one function, not fifty."""
     norm_modulate, gate_residual = ops["norm_modulate"], ops["gate_residual"]
-    between = ops["gate_residual_norm_modulate"]
+    between, swiglu = ops["gate_residual_norm_modulate"], ops["swiglu"]
     emit = {"quantize": True} if quantized else {}
 
-    def forward(
+    def core(
+        block: Any,
+        feed_forward: Callable[..., torch.Tensor] | None,
         hidden_states: torch.Tensor,
-        temb: torch.Tensor,
+        tables: tuple[torch.Tensor, ...],
         adaln_indices: torch.Tensor,
         rotary_emb: tuple[torch.Tensor, torch.Tensor],
-        attention_mask: torch.Tensor | None = None,
+        attention_mask: torch.Tensor | None,
     ) -> torch.Tensor:
-        shift, scale, gate, shift_mlp, scale_mlp, gate_mlp = block.adaln_proj(temb)
+        shift, scale, gate, shift_mlp, scale_mlp, gate_mlp = tables
         first, second = block.norm1, block.norm2
         normed = norm_modulate(hidden_states, first.weight, shift, scale, adaln_indices, first.eps, **emit)
         attended = block.attn(Quantized(*normed) if quantized else normed, rotary_emb, attention_mask)
@@ -104,19 +110,28 @@ def _block_forward(
             second.eps,
             **emit,
         )
-        changed = feed_forward(Quantized(*normed) if quantized else normed[0])
+        if feed_forward is None:
+            changed = block.ff.net[2](swiglu(block.ff.net[0].proj(normed[0])))
+        else:
+            changed = feed_forward(Quantized(*normed))
         result: torch.Tensor = gate_residual(hidden_states, changed, gate_mlp, adaln_indices)
         return result
 
-    return forward
+    return core
 
 
-def _swiglu_forward(gated: Any, ops: Ops) -> Callable[[torch.Tensor], torch.Tensor]:
-    swiglu = ops["swiglu"]
-
-    def forward(hidden_states: torch.Tensor) -> torch.Tensor:
-        result: torch.Tensor = swiglu(gated.proj(hidden_states))
-        return result
+def _block_forward(
+    block: Any, core: Callable[..., torch.Tensor], feed_forward: Callable[..., torch.Tensor] | None = None
+) -> Callable[..., torch.Tensor]:
+    def forward(
+        hidden_states: torch.Tensor,
+        temb: torch.Tensor,
+        adaln_indices: torch.Tensor,
+        rotary_emb: tuple[torch.Tensor, torch.Tensor],
+        attention_mask: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        tables = block.adaln_proj(temb)
+        return core(block, feed_forward, hidden_states, tables, adaln_indices, rotary_emb, attention_mask)
 
     return forward
 
@@ -200,6 +215,10 @@ def _output(attn: Any, attended: torch.Tensor) -> torch.Tensor:
     return out
 
 
+def _apart(attn: Any, hidden_states: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    return tuple(linear(hidden_states) for linear in (attn.to_q, attn.to_k, attn.to_v))
+
+
 def projected(attn: Any, hidden_states: torch.Tensor) -> tuple[torch.Tensor, ...]:
     """Queries, keys and values, `(B, L, H D)` each, of any stride: one product where the weights allow it."""
     if attn.fused_projections:
@@ -208,7 +227,7 @@ def projected(attn: Any, hidden_states: torch.Tensor) -> tuple[torch.Tensor, ...
     linears = (attn.to_q, attn.to_k, attn.to_v)
     joint = joint_weight(linears)
     if joint is None:
-        return tuple(linear(hidden_states) for linear in linears)
+        return _apart(attn, hidden_states)
     sizes = [linear.out_features for linear in linears]
     return torch.nn.functional.linear(hidden_states, joint).split_with_sizes(sizes, -1)
 
