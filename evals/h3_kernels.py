@@ -33,7 +33,7 @@ from videoaccel.pipelines.request import Request
 
 MODES = {
     "lossless": AccelConfig(tier="lossless"),
-    "fp8": AccelConfig(tier="lossless", kernels=KernelsConfig(precision="fp8")),
+    "fp8": AccelConfig(tier="lossless", risk_budget=0.05, kernels=KernelsConfig(precision="fp8")),
 }
 PRODUCTS = ("gemm", "nvjet", "cutlass", "wgmma", "splitk", "gemv", "matmul")
 ATTENTION = ("flash", "fmha", "sdpa", "attention")

@@ -23,8 +23,11 @@ class Meddle:
     """Does to a pipeline what techniques do: a hook, a weight, a replaced method, a replaced block, a new
     attribute. Raises after `fail_after` of them."""
 
-    spends_risk = False
+    risky = False
     per_request = False
+
+    def spends(self, section: Any) -> bool:
+        return self.risky
 
     def begin(self, run: Any, recorder: Any, section: Any) -> None:
         return None
@@ -70,7 +73,7 @@ class Meddle:
 
 
 class Spender(Meddle):
-    spends_risk = True
+    risky = True
 
 
 MEDDLE, SPENDER, NOT_A_TECHNIQUE = Meddle(), Spender(), object()

@@ -57,7 +57,10 @@ class Switch:
 class Technique:
     """A technique of tests, with what its requests left behind."""
 
-    spends_risk, per_request = False, True
+    per_request = True
+
+    def spends(self, section: Section) -> bool:
+        return False
 
     def __init__(self) -> None:
         self.clear()

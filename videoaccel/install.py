@@ -22,7 +22,7 @@ from videoaccel.session import serve
 _MARK = (
     "videoaccel_handle"  # the attribute under which a pipeline keeps its handle, should the caller lose it
 )
-_MEMBERS = ("spends_risk", "per_request", "install()", "begin()")
+_MEMBERS = ("per_request", "spends()", "install()", "begin()")
 
 
 class Handle:
@@ -260,7 +260,9 @@ def _checked(config: object) -> AccelConfig:
 
 def _check_spender(config: AccelConfig, techniques: Mapping[str, Technique]) -> None:
     budget = config.budget()
-    if max(budget.video, budget.audio) > 0 and not any(t.spends_risk for t in techniques.values()):
+    sections = config.sections()
+    spenders = [key for key, technique in techniques.items() if technique.spends(sections[key])]
+    if max(budget.video, budget.audio) > 0 and not spenders:
         raise UserError("nothing in this config spends risk_budget: leave it out, or add a section that does")
 
 

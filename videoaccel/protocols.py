@@ -22,13 +22,15 @@ class Technique(Protocol):
     `pipe(...)` called directly has the first half only.
 
     Attributes:
-        spends_risk: whether it may trade quality for time. A risk budget with nobody to spend it is refused.
         per_request: whether all it does goes through `begin`, so that a request may leave it out or set it
             otherwise, and a forward outside a run is stock. False: `install` counts for every request.
     """
 
-    spends_risk: bool
     per_request: bool
+
+    def spends(self, section: Section) -> bool:
+        """Whether these settings may trade quality for time. A budget with nobody to spend it is refused."""
+        ...
 
     def install(
         self, pipe: Any, family: Family, config: AccelConfig, section: Section, undo: ExitStack

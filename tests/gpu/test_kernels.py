@@ -26,6 +26,9 @@ pytest.importorskip("triton")
 
 from videoaccel.kernels import modulation_triton as modulation  # noqa: E402
 from videoaccel.kernels.launch import target_of  # noqa: E402
+from videoaccel.kernels.linear_fp8_block import quantize_squares  # noqa: E402
+from videoaccel.kernels.linear_fp8_triton import configs as linear_configs  # noqa: E402
+from videoaccel.kernels.linear_fp8_triton import linear_fp8, linear_fp8_block  # noqa: E402
 from videoaccel.kernels.qk_norm_rope_triton import configs as head_configs  # noqa: E402
 from videoaccel.kernels.qk_norm_rope_triton import qk_norm_rope  # noqa: E402
 from videoaccel.kernels.quantize_fp8 import BLOCK, quantize_fp8_reference  # noqa: E402
@@ -77,6 +80,14 @@ def heads(batch: int, rows: int, dtype: torch.dtype) -> dict[str, Any]:
     angles = draw(1, rows, ROTARY) * 10
     gains = {"query_weight": draw(2, HEAD_DIM, dtype=dtype), "key_weight": draw(3, HEAD_DIM, dtype=dtype)}
     return {"query": query, "key": key, **gains, "cos": angles.cos(), "sin": angles.sin()}
+
+
+def linear(rows: int, inner: int, outer: int, by_block: bool) -> dict[str, Any]:
+    """Codes and scales of rows and of a weight."""
+    codes, scales = quantize_fp8_reference(draw(0, 1, rows, inner), block=BLOCK if by_block else None)
+    weight = draw(1, outer, inner)
+    made, weight_scales = quantize_squares(weight) if by_block else quantize_fp8_reference(weight)
+    return {"codes": codes, "scales": scales, "weight": made, "weight_scales": weight_scales}
 
 
 def picked(call: dict[str, Any], *names: str) -> dict[str, Any]:
@@ -174,6 +185,22 @@ def test_every_config_gives_the_same(dtype: torch.dtype) -> None:
             torch.testing.assert_close(one, other, rtol=2 * torch.finfo(dtype).eps, atol=1e-5)
 
 
+@DTYPES
+@pytest.mark.parametrize("by_block", [False, True], ids=["row", "block"])
+@pytest.mark.parametrize("sizes", [(1, 16, 1), (37, 144, 260), (301, WIDTH, 7168)], ids=["one", "odd", "h3"])
+def test_linear_fp8(sizes: tuple[int, int, int], by_block: bool, dtype: torch.dtype) -> None:
+    call = linear(*sizes, by_block)
+    function = linear_fp8_block if by_block else linear_fp8
+    bias = draw(5, sizes[2], dtype=dtype)
+    want, size = references.linear_fp8(**call, bias=bias)
+    # float32 sums of thousands of terms, 128 of them at a time with the matrix units' 13 bits or more.
+    near = 2.0**-13 * size
+    for config in linear_configs(target_of(DEVICE), by_block=by_block):
+        got = function(**call, bias=bias, dtype=dtype, config=config)
+        error = (got.double() - want).abs()
+        assert bool((error <= torch.finfo(dtype).eps * want.abs() + near).all())
+
+
 OPS: dict[str, Callable[[], tuple[Callable[..., Any], dict[str, Any]]]] = {
     "norm_modulate": lambda: (
         modulation.norm_modulate,
@@ -186,6 +213,11 @@ OPS: dict[str, Callable[[], tuple[Callable[..., Any], dict[str, Any]]]] = {
     ),
     "qk_norm_rope": lambda: (qk_norm_rope, {**heads(1, 301, torch.bfloat16), "eps": EPS}),
     "swiglu": lambda: (swiglu, {"x": draw(0, 1, 301, 2 * FFN, dtype=torch.bfloat16), "quantize": True}),
+    "linear_fp8": lambda: (linear_fp8, {**linear(301, WIDTH, 260, False), "dtype": torch.bfloat16}),
+    "linear_fp8_block": lambda: (
+        linear_fp8_block,
+        {**linear(301, WIDTH, 260, True), "dtype": torch.bfloat16},
+    ),
     "quantize_fp8": lambda: (quantize_fp8, {"x": draw(0, 1, 301, FFN, dtype=torch.bfloat16), "block": BLOCK}),
 }
 EACH = pytest.mark.parametrize("op", OPS)
@@ -218,7 +250,8 @@ def test_a_cuda_graph_replays_it(op: str) -> None:
     with torch.cuda.graph(graph):
         captured = results(function, call)
     first = next(value for value in call.values() if isinstance(value, Tensor))
-    first.copy_(first.flip(-1) * 2)
+    # By bytes: torch can't do arithmetic on codes, and a turned row is new values of any type.
+    first.copy_(first.view(torch.uint8).flip(-2).view(first.dtype))
     graph.replay()
     torch.cuda.synchronize()
     assert same(captured, results(function, call))

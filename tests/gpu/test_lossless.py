@@ -32,7 +32,7 @@ MEDIUM = {
 FORWARDS = 4
 CONFIGS = {
     "lossless": AccelConfig(tier="lossless"),
-    "fp8": AccelConfig(tier="lossless", kernels=KernelsConfig(precision="fp8")),
+    "fp8": AccelConfig(tier="lossless", risk_budget=0.05, kernels=KernelsConfig(precision="fp8")),
 }
 
 

@@ -133,3 +133,26 @@ def swiglu(x: Tensor) -> Any:
     result = up * gate * torch.sigmoid(gate)
     # exp errs in proportion to its argument, and silu(-89), 2e-37, may be 0 as exp(89) is infinite.
     return result, result.abs() * (1 + gate.abs()) + up.abs() * 1e-30
+
+
+def linear_fp8(
+    codes: Tensor, scales: Tensor, weight: Tensor, weight_scales: Tensor, bias: Tensor | None
+) -> Any:
+    """The product of what codes and scales stand for, 128 channels at a time, in float64, and `size`.
+
+    Scales are by row, or by block where those of the weight are a matrix.
+    """
+    result = torch.zeros(*codes.shape[:-1], weight.shape[0], dtype=torch.float64, device=codes.device)
+    size = torch.zeros_like(result)
+    for start in range(0, codes.shape[-1], 128):
+        a, b = codes[..., start : start + 128].double(), weight[:, start : start + 128].double()
+        column, row = weight_scales.double(), scales.double()
+        if weight_scales.ndim == 2:
+            column = column[:, start // 128].repeat_interleave(128)[: weight.shape[0]]
+            row = row[..., start // 128]
+        factor = row.unsqueeze(-1) * column
+        result += (a @ b.T) * factor
+        size += (a.abs() @ b.abs().T) * factor
+    if bias is not None:
+        result, size = result + bias.double(), size + bias.double().abs()
+    return result, size.nan_to_num(nan=0.0)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from videoaccel.kernels.catalogue import CATALOGUE
+from videoaccel.kernels.ops import OPS
 from videoaccel.kernels.profile import DeviceProfile
 from videoaccel.kernels.work import WORK, OpCall, floor_of, work_of
 
@@ -33,6 +34,14 @@ def test_work_of_one_call(op: str, flops: int, elements: int) -> None:
     assert work_of(OpCall(op="attention", sizes=own), 2).flops == 4 * 10 * 10 * 8
 
 
+def test_work_in_fp8() -> None:
+    """A code is a byte, whatever the model's own type."""
+    assert work_of(OpCall(op="quantize_fp8", sizes=SIZES), 2).bytes == 10 * 8 * (2 + 1)
+    for op in ("linear_fp8", "linear_fp8_block"):
+        work = work_of(OpCall(op=op, sizes=SIZES), 2)
+        assert (work.flops, work.bytes) == (2 * 10 * 3 * 5, 10 * 3 + 3 * 5 + 10 * 5 * 2)
+
+
 def test_an_op_without_a_cost_is_named() -> None:
     with pytest.raises(ValueError, match="what conv costs is not known: add it to WORK"):
         work_of(OpCall(op="conv"), 2)
@@ -59,4 +68,4 @@ def test_without_a_devices_figures_there_is_no_floor() -> None:
 
 
 def test_every_op_of_the_table_can_be_estimated() -> None:
-    assert set(WORK) >= {"attention", "linear"}
+    assert set(WORK) == {"linear", *OPS}

@@ -15,12 +15,12 @@ from videoaccel.config import AccelConfig, KernelsConfig
 from videoaccel.errors import UserError
 from videoaccel.install import accelerate
 from videoaccel.kernels import ops as kernel_ops
-from videoaccel.kernels.technique import FP8_NOTE
+from videoaccel.kernels.technique import FP8_WARNING
 from videoaccel.pipelines import fp8 as fp8_module
 from videoaccel.pipelines import h3_fused
 from videoaccel.pipelines.fp8 import Fp8
 
-FP8 = AccelConfig(tier="lossless", kernels=KernelsConfig(precision="fp8"))
+FP8 = AccelConfig(tier="lossless", risk_budget=0.05, kernels=KernelsConfig(precision="fp8"))
 EAGER = {name: kernel_ops.OPS[name].named("eager").load() for name in (*h3_fused.OPS, *fp8_module.OPS)}
 
 
@@ -50,7 +50,7 @@ def test_the_receipt_says_what_it_is(tiny: Any) -> None:
     exact, _ = latents(tiny, AccelConfig())
     got, receipt = latents(tiny, FP8)
     assert [choice.op for choice in receipt.kernels] == [*OPS, "quantize_fp8", "linear_fp8"]
-    assert receipt.notes == (FP8_NOTE,)
+    assert receipt.warnings == (FP8_WARNING,)
     assert 0 < float((got["video"] - exact["video"]).norm() / exact["video"].norm()) < 0.2
 
 
@@ -59,7 +59,10 @@ def test_what_cannot_be_fp8_is_refused_and_nothing_stays(tiny: Any) -> None:
 
     with pytest.raises(UserError, match="set fuse: true"):
         config = KernelsConfig(precision="fp8", fuse=False)
-        accelerate(tiny, AccelConfig(tier="lossless", kernels=config))
+        accelerate(tiny, AccelConfig(tier="lossless", risk_budget=0.05, kernels=config))
+    # `lossless` promises no loss: whoever wants this one says how much may be lost.
+    with pytest.raises(UserError, match="give a risk_budget"):
+        accelerate(tiny, AccelConfig(tier="lossless", kernels=KernelsConfig(precision="fp8")))
     transformer = tiny.transformer
     before = latents(tiny, AccelConfig())[0]
     transformer.add_adapter(LoraConfig(r=2, target_modules=["net.2"]))

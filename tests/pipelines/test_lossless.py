@@ -11,8 +11,10 @@ import torch
 from videoaccel.config import AccelConfig, KernelsConfig
 from videoaccel.errors import UserError
 from videoaccel.install import accelerate
+from videoaccel.kernels import technique
 from videoaccel.pipelines.h3_folded import FoldedAdaLN
 from videoaccel.pipelines.request import Request
+from videoaccel.receipt import Recorder
 
 REQUEST = Request(prompt="a red ring slides left", steps=4, num_frames=22, seed=1)
 OPS = [
@@ -83,7 +85,6 @@ def test_parts_can_be_left_out_and_pins_are_kept_or_refused(tiny: Any) -> None:
 def test_a_fall_below_the_devices_best_is_logged_once_and_in_every_receipt(
     tiny: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    from videoaccel.kernels import technique
     from videoaccel.kernels.catalogue import CATALOGUE
 
     # A card whose Triton is not installed, on which the eager ops run as well as here.
@@ -100,6 +101,64 @@ def test_a_fall_below_the_devices_best_is_logged_once_and_in_every_receipt(
     assert "pip install 'triton>=3.6'" in said[0]
     for receipt in receipts:
         assert receipt.warnings == tuple(said)
+
+
+def test_the_receipt_names_the_attention_that_ran(tiny: Any) -> None:
+    def attention(receipt: Any) -> tuple[str, str]:
+        (choice,) = (choice for choice in receipt.kernels if choice.op == "attention")
+        return choice.impl, choice.why
+
+    kept = ("_native_math", "set on the transformer, where it stays")
+    tiny.transformer.set_attention_backend("_native_math")
+    try:
+        _, receipt = latents(tiny, AccelConfig(tier="lossless"))
+        assert attention(receipt) == kept
+        assert receipt.notes == ("attention stays with _native_math, set on the transformer before",)
+        pinned = KernelsConfig(pin={"attention": "eager"})
+        with pytest.raises(UserError, match=r"but _native_math is set on the transformer"):
+            accelerate(tiny, AccelConfig(tier="lossless", kernels=pinned))
+    finally:
+        tiny.transformer.reset_attention_backend()
+    with accelerate(tiny, AccelConfig(tier="lossless")) as handle:
+        assert attention(handle.run(REQUEST, decode=False)[1]) == ("eager", "the best for this device")
+        tiny.transformer.set_attention_backend("_native_math")
+        try:
+            assert attention(handle.run(REQUEST, decode=False)[1]) == kept
+        finally:
+            tiny.transformer.reset_attention_backend()
+
+
+@pytest.mark.parametrize("fold", [True, False])
+def test_offloading_that_would_be_passed_by_is_refused_when_it_comes(tiny: Any, fold: bool) -> None:
+    from accelerate import cpu_offload
+    from accelerate.hooks import remove_hook_from_submodules
+
+    config = AccelConfig(tier="lossless", kernels=KernelsConfig(fold=fold))
+    fault = "is offloaded or hooked by itself"
+    with accelerate(tiny, config) as handle:
+        handle.run(REQUEST, decode=False)
+        cpu_offload(tiny.transformer, execution_device="cpu")
+        try:
+            with pytest.raises(UserError, match=fault):
+                handle.run(REQUEST, decode=False)
+        finally:
+            remove_hook_from_submodules(tiny.transformer)
+
+
+def test_a_pipeline_that_moved_is_refused(tiny: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    with accelerate(tiny, AccelConfig(tier="lossless")) as handle:
+        monkeypatch.setattr(type(tiny), "_execution_device", torch.device("cuda"))
+        with pytest.raises(UserError, match="chosen for cpu, and the pipeline is on cuda now"):
+            technique.KERNELS.begin(
+                handle.family.start(tiny, REQUEST), Recorder(handle.config), KernelsConfig()
+            )
+
+
+def test_the_tables_are_in_the_receipts_memory(tiny: Any) -> None:
+    _, receipt = latents(tiny, AccelConfig(tier="lossless"))
+    config = tiny.transformer.config
+    # Three forwards, two noise levels, three modalities, six rows of the hidden size, float32, a block.
+    assert receipt.memory.state == 3 * config.num_layers * 2 * 3 * 6 * config.hidden_size * 4
 
 
 def test_exact_takes_no_kernels() -> None:

@@ -166,6 +166,7 @@ class Choice:
         why: in words.
         rejected: every better implementation, with the reason it was turned down.
         fallback: what this device could run and does not get, with the fix; None where it gets its best.
+        pinned: the config asked for it.
     """
 
     op: str
@@ -173,6 +174,7 @@ class Choice:
     why: str
     rejected: tuple[Rejected, ...] = ()
     fallback: str | None = None
+    pinned: bool = False
 
     def record(self) -> KernelChoice:
         """As a receipt keeps it."""
@@ -226,7 +228,7 @@ def select(
             lacks = f"is off on {device.name}: {device.off[op.name]}"
         if lacks is not None:
             raise UserError(f"{op.name} is pinned to {pinned}, which {lacks}; pin another or none")
-        return Choice(op=op.name, impl=impl, why="pinned by the config")
+        return Choice(op=op.name, impl=impl, why="pinned by the config", pinned=True)
     if op.name in device.off:
         impl = op.named(EAGER)
         why = f"off on {device.name}: {device.off[op.name]}"

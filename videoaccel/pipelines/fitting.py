@@ -10,12 +10,14 @@ from typing import TYPE_CHECKING
 import torch
 
 from videoaccel.kernels.registry import Choice
+from videoaccel.receipt import KernelChoice
 
 if TYPE_CHECKING:
     from videoaccel.pipelines.run import Run
 
-MakeTables = Callable[["Run"], Callable[[int], AbstractContextManager[None]]]
-"""Of an encoded run: a step's index to a context within which this thread's forwards read its tables."""
+MakeTables = Callable[["Run"], tuple[Callable[[int], AbstractContextManager[None]], int]]
+"""Of an encoded run: a step's index to a context within which this thread's forwards read its tables, and the
+bytes of all of them in host memory."""
 
 
 class Fitting(ABC):
@@ -34,8 +36,18 @@ class Fitting(ABC):
     dtype: torch.dtype
 
     @abstractmethod
+    def check(self, *, fused: bool, folded: bool) -> None:
+        """Raises `UserError` where hooks on the transformer would be passed by; asked at each request too."""
+
+    @abstractmethod
+    def running(self, choices: Mapping[str, Choice]) -> tuple[KernelChoice, ...]:
+        """What runs for each op now, for the receipt: others may have changed it since `fuse`."""
+
+    @abstractmethod
     def fuse(self, choices: Mapping[str, Choice], undo: ExitStack, *, fp8: bool) -> tuple[str, ...]:
         """Puts the chosen implementations in; returns what stays as it was, in words.
+
+        One that was pinned is put in or refused.
 
         Args:
             choices: one for each op of `sizes`, and of `fp8_sizes` with `fp8`.

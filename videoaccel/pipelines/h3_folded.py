@@ -18,7 +18,7 @@ from typing import Any
 import torch
 
 from videoaccel.errors import UserError
-from videoaccel.pipelines.host_memory import in_host_memory, send_home
+from videoaccel.pipelines.host_memory import send_home
 from videoaccel.pipelines.swap import swap_forward
 
 HELD_BYTES = 6_000_000_000
@@ -115,11 +115,15 @@ class FoldedAdaLN:
         rows: list[list[torch.Tensor]] = [[] for _ in tembs]
         for projection in self._blocks:
             with _on_device(projection.linear, tembs[0].device if tembs else None):
-                for made, temb in zip(rows, tembs, strict=True):
+                made = []
+                for temb in tembs:
                     # What the stock forward does: the activation at the embedding's own precision.
                     given = torch.nn.functional.silu(temb).to(_dtype_of(projection.linear))
                     made.append(projection.linear(given).view(-1, 6 * projection.hidden_size))
-        return [in_host_memory(torch.stack(made)) for made in rows]
+            # A block at a time: of all of them the tables are a gigabyte on the device.
+            for step, table in zip(rows, made, strict=True):
+                step.append(table.cpu())
+        return [_pinned(torch.stack(step), tembs[0].device) for step in rows]
 
 
 def _check(linear: torch.nn.Module) -> None:
@@ -133,6 +137,10 @@ def _check(linear: torch.nn.Module) -> None:
 def _dtype_of(linear: Any) -> torch.dtype:
     parameter: torch.nn.Parameter = next(linear.parameters())
     return parameter.dtype
+
+
+def _pinned(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
+    return tensor.pin_memory() if device.type == "cuda" else tensor
 
 
 @contextmanager
@@ -151,7 +159,9 @@ def _on_device(linear: torch.nn.Module, device: torch.device | None) -> Iterator
 def _fingerprint(linear: Any) -> bytes:
     """What a projection computes, as far as anybody changes it: its weights, and a LoRA's and its scale.
 
-    Weights are sampled: a merged LoRA is dense, and reading 26 GB at each request would cost what is saved.
+    A change in place counts up a version, and a new tensor is at another address. A LoRA is merged into
+    `.data`, which does neither, so weights are sampled too: what is merged is dense, and reading 26 GB at each
+    request would cost what is saved.
     """
     parts = [type(linear).__name__.encode()]
     for name in ("active_adapters", "disable_adapters", "merged_adapters", "scaling"):
@@ -159,5 +169,6 @@ def _fingerprint(linear: Any) -> bytes:
     for name, parameter in linear.named_parameters():
         flat = parameter.data.flatten()
         sample = flat[:: max(1, flat.numel() // _SAMPLED)]
-        parts.append(name.encode() + sample.float().cpu().numpy().tobytes())
+        place = f"{name} {parameter._version} {parameter.data_ptr()}".encode()
+        parts.append(place + sample.float().cpu().numpy().tobytes())
     return b"|".join(parts)

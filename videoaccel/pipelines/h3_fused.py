@@ -7,7 +7,7 @@ fusing into the products: one pass for each norm, for queries and keys, for SwiG
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from typing import Any
 
@@ -254,26 +254,26 @@ def _hand_over(source: Any, target: Any) -> None:
             setattr(target, name, getattr(source, name))
 
 
-_BACKENDS = {"cudnn": "_native_cudnn", "flash": "_native_flash", "efficient": "_native_efficient"}
+_BACKENDS = {
+    "cudnn": "_native_cudnn",
+    "flash": "_native_flash",
+    "efficient": "_native_efficient",
+    "eager": "native",
+}
 """Implementations of attention by diffusers' names."""
 
 
-def set_backend(transformer: Any, name: str, undo: ExitStack) -> tuple[str, ...]:
-    """Has the blocks' attention run through one implementation.
+def set_backend(transformer: Any, name: str, undo: ExitStack) -> str | None:
+    """Has the blocks' attention run through one implementation, unless one was set before: that one's name.
 
     By the processors' own attribute: `set_attention_backend` would also change what every other model of the
     process runs on.
-
-    Returns:
-        Why not, in words, where a backend was set before.
     """
     from diffusers.models.attention_dispatch import AttentionBackendName
 
     processors = [block.attn.processor for block in transformer.transformer_blocks]
-    before = {getattr(processor, "_attention_backend", None) for processor in processors} - {None}
-    if before:
-        kept = ", ".join(sorted(str(getattr(backend, "value", backend)) for backend in before))
-        return (f"attention stays with {kept}, which was set on the transformer before",)
+    if kept := _named(getattr(processor, "_attention_backend", None) for processor in processors):
+        return kept
     chosen = AttentionBackendName(_BACKENDS[name])
 
     def restore() -> None:
@@ -284,4 +284,14 @@ def set_backend(transformer: Any, name: str, undo: ExitStack) -> tuple[str, ...]
     undo.callback(restore)
     for processor in processors:
         processor._attention_backend = chosen
-    return ()
+    return None
+
+
+def other_backend(processors: Sequence[Any], name: str) -> str | None:
+    """What attention runs on now where that is not, or not only, the named implementation."""
+    found = _named(getattr(processor, "_attention_backend", None) for processor in processors)
+    return None if found == _BACKENDS[name] else found or "diffusers' default"
+
+
+def _named(backends: Iterable[Any]) -> str:
+    return ", ".join(sorted({str(getattr(b, "value", b)) for b in backends if b is not None}))
