@@ -160,8 +160,8 @@ def _fingerprint(linear: Any) -> bytes:
     """What a projection computes, as far as anybody changes it: its weights, and a LoRA's and its scale.
 
     A change in place counts up a version, and a new tensor is at another address. A LoRA is merged into
-    `.data`, which does neither, so weights are sampled too: what is merged is dense, and reading 26 GB at each
-    request would cost what is saved.
+    `.data`, which does neither, so weights are sampled too: what is merged is dense, and reading 26 GB at
+    each request would cost what is saved.
     """
     parts = [type(linear).__name__.encode()]
     for name in ("active_adapters", "disable_adapters", "merged_adapters", "scaling"):
