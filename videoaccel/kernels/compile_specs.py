@@ -13,9 +13,15 @@ from typing import Any
 
 import torch
 
-from videoaccel.kernels import modulation_triton, qk_norm_rope_triton, quantize_fp8_triton, swiglu_triton
+from videoaccel.kernels import (
+    linear_fp8_triton,
+    modulation_triton,
+    qk_norm_rope_triton,
+    quantize_fp8_triton,
+    swiglu_triton,
+)
 from videoaccel.kernels.launch import Config, Launch
-from videoaccel.kernels.quantize_fp8 import BLOCK
+from videoaccel.kernels.quantize_fp8 import BLOCK, E4M3
 from videoaccel.kernels.rows_triton import MAX_CHANNELS, row_configs
 
 TARGETS = ("sm_80", "sm_89", "sm_90", "sm_100", "sm_120", "gfx942")
@@ -48,7 +54,7 @@ def specs() -> tuple[Spec, ...]:
     found: list[Spec] = []
     for dtype in (torch.bfloat16, torch.float32):
         found += _modulation(dtype, WIDTH, "")
-        for make in (_qk_norm_rope, _swiglu, _quantize_fp8):
+        for make in (_qk_norm_rope, _swiglu, _quantize_fp8, _linear_fp8):
             found += make(dtype)
     # At the limits of the kernels, where a spill would show first.
     found += _modulation(torch.bfloat16, MAX_CHANNELS, f"{MAX_CHANNELS} wide")
@@ -123,4 +129,29 @@ def _quantize_fp8(dtype: torch.dtype) -> Iterator[Spec]:
             dtype=dtype,
             configs=functools.partial(quantize_fp8_triton.configs, FFN, block=block),
             plan=_planned(quantize_fp8_triton.plan_quantize_fp8, x, block=block),
+        )
+
+
+def _linear_fp8(dtype: torch.dtype) -> Iterator[Spec]:
+    # Twice the feed-forward's width is the largest matrix of a block. The odd one has a tail in K and in N.
+    by_row, by_block = linear_fp8_triton.plan_linear_fp8, linear_fp8_triton.plan_linear_fp8_block
+    for variant, inner, outer in (("", WIDTH, 2 * FFN), ("odd", WIDTH + 16, WIDTH + 40)):
+        codes, weight = empty(1, ROWS, inner, dtype=E4M3), empty(outer, inner, dtype=E4M3)
+        bias, groups = empty(outer, dtype=dtype), -(-inner // BLOCK)
+        scales, weight_scales = (empty(*shape, dtype=torch.float32) for shape in ((1, ROWS), (outer,)))
+        yield Spec(
+            op="linear_fp8",
+            variant=variant,
+            dtype=dtype,
+            configs=linear_fp8_triton.configs,
+            plan=_planned(by_row, codes, scales, weight, weight_scales, bias, dtype=dtype),
+        )
+        shapes = ((1, ROWS, groups), (-(-outer // BLOCK), groups))
+        scales, weight_scales = (empty(*shape, dtype=torch.float32) for shape in shapes)
+        yield Spec(
+            op="linear_fp8_block",
+            variant=variant,
+            dtype=dtype,
+            configs=functools.partial(linear_fp8_triton.configs, by_block=True),
+            plan=_planned(by_block, codes, scales, weight, weight_scales, bias, dtype=dtype),
         )

@@ -36,6 +36,21 @@ def _triton(where: str, *, capability: tuple[int, int] = (8, 0), **sizes: int) -
     )
 
 
+def _linear_triton(name: str) -> Implementation:
+    return Implementation(
+        name="triton",
+        where=f"videoaccel.kernels.linear_fp8_triton:{name}",
+        needs=Needs(
+            vendors=("nvidia", "amd"),
+            capability=(8, 9),
+            dtypes=FLOATS,
+            multiples={"in_features": 16},
+            packages=TRITON,
+        ),
+        note="any number of output channels, float32 sums of each 128 terms",
+    )
+
+
 _ATTENTION = Op(
     name="attention",
     what="dense softmax attention over the whole packed sequence",
@@ -136,7 +151,16 @@ _ALL = (
                 ),
                 note="torch's own product, scales by row in its epilogue",
             ),
+            _linear_triton("linear_fp8"),
             _eager("linear_fp8:linear_fp8_reference"),
+        ),
+    ),
+    Op(
+        name="linear_fp8_block",
+        what="a linear layer on FP8 codes, with a scale for 128 channels and for 128 x 128 of the weight",
+        implementations=(
+            _linear_triton("linear_fp8_block"),
+            _eager("linear_fp8_block:linear_fp8_block_reference"),
         ),
     ),
 )

@@ -83,6 +83,7 @@ WORK: Mapping[str, Callable[[Sizes, int], Work]] = types.MappingProxyType(
         "attention": _attention,
         "linear": _linear,
         "linear_fp8": _linear_fp8,
+        "linear_fp8_block": _linear_fp8,
         "norm_modulate": _streams(2),  # x; the result
         "gate_residual": _streams(3),  # the branch, the residual; the new residual
         "gate_residual_norm_modulate": _streams(4),  # as above, and the normed one
