@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import json
 import os
 import signal
@@ -11,19 +12,21 @@ import sys
 import tempfile
 import threading
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
 from evals.h3_dense import TINY
-from videoaccel.cli import bench, build_parser, main
+from videoaccel.cli import bench, bench_loop, build_parser, main
 from videoaccel.cli.bench_loop import closed_loop
 from videoaccel.cli.values import Resolution
 from videoaccel.errors import UserError
 from videoaccel.pipelines.family import family_named, family_of
 from videoaccel.pipelines.loading import bundled_folder
-from videoaccel.receipt import Receipt
+from videoaccel.pipelines.request import Request
+from videoaccel.receipt import Forwards, Receipt, Timings
 
 
 @pytest.fixture(scope="module")
@@ -125,6 +128,66 @@ def test_random_weights_report_only_what_ran() -> None:
     assert report["rows"]["text"] == bench.TEXT_ROWS
     assert any("random weights" in note and "not built" in note for note in report["notes"])
     assert " - " in bench.table(report)
+
+
+@pytest.fixture
+def made_up(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """No request runs: each tier's are made up, with a note and a warning of that tier in the second one."""
+    measured_tiers: list[str] = []
+
+    def measure(handle: Any, work: Any, **settings: Any) -> bench_loop.Measured:
+        tier = handle.config.tier
+        measured_tiers.append(tier)
+        first = dataclasses.replace(made_receipt(tier), notes=("shared",))
+        second = dataclasses.replace(first, notes=("shared", f"note of {tier}"), warnings=(f"of {tier}",))
+        ended = [bench_loop.Ended(receipt, 0.6) for receipt in (first, second)]
+        return bench_loop.Measured(ended=ended, wall_s=1.2)
+
+    monkeypatch.setattr(bench_loop, "measure", measure)
+    return measured_tiers
+
+
+def made_receipt(tier: str) -> Receipt:
+    return Receipt(
+        tier_asked=tier,
+        tier_served=tier,
+        model="tiny",
+        weights="random",
+        family="minimax_h3",
+        task="t2va",
+        device="cpu",
+        width=64,
+        height=64,
+        frames=22,
+        fps=24.0,
+        seed=0,
+        rows={"video": 64},
+        steps=3,
+        forwards=Forwards(dense=2),
+        timings=Timings(encode_s=0.1, denoise_s=0.2, decode_s=0.1, mux_s=0.1, step_s=(0.1, 0.1)),
+    )
+
+
+def made_up_report(pipe: Any, tiers: str) -> dict[str, Any]:
+    args = parsed("--tiers", tiers, "--requests", "2", "--no-bare")
+    target = bench.Target(model="tiny", weights="pretrained", res=None, seconds=None)
+    return bench.bench(pipe, target, Request(prompt="a"), args, lambda *words: None)
+
+
+def tiny_h3() -> Any:
+    from videoaccel.pipelines.h3_random import build_random_h3
+
+    return build_random_h3(device="cpu", config=TINY, vaes=False)
+
+
+def test_notes_and_warnings_of_every_tier_and_request_are_reported_once(made_up: list[str]) -> None:
+    report = made_up_report(tiny_h3(), "exact,lossless")
+    assert report["notes"] == [
+        f"{tier}: {said}"
+        for tier in ("exact", "lossless")
+        for said in ("shared", f"note of {tier}", f"of {tier}")
+    ]
+    assert "note: lossless: of lossless" in bench.table(report).splitlines()
 
 
 def test_closed_loop_keeps_as_many_in_flight_as_asked() -> None:

@@ -228,7 +228,13 @@ def bench(pipe: Any, target: Target, request: Request, args: argparse.Namespace,
             f"{TEXT_ROWS} random text rows stand in for it, and encoding was not run"
         )
     first = rows[0]["receipts"][0]
-    notes += first["notes"]
+    said = (
+        f"{row['tier']}: {line}"
+        for row in rows
+        for receipt in row["receipts"]
+        for line in (*receipt["notes"], *receipt["warnings"])
+    )
+    notes += dict.fromkeys(said)
     return {
         "model": target.model,
         "weights": first["weights"],
