@@ -81,6 +81,7 @@ class KernelsConfig(Section):
         fuse: the small ops between matrix products as one pass over memory each.
         fold: tables that depend on the noise level alone made once for a schedule, their projections kept in
             host memory.
+        compile: the blocks compiled by torch, their small ops with them, in place of this package's kernels.
         precision: `model`, as the weights are, or `fp8` for the blocks' linears and what enters them. FP8 is
             another maths: the receipt says so at whatever tier.
         pin: op to the implementation to take, whatever selection finds better. One that can't run is refused.
@@ -90,6 +91,7 @@ class KernelsConfig(Section):
 
     fuse: bool = True
     fold: bool = True
+    compile: bool = False
     precision: Literal["model", "fp8"] = "model"
     pin: Mapping[str, str] = dataclasses.field(default_factory=dict)
 

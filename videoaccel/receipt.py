@@ -58,6 +58,8 @@ class Timings:
     Attributes:
         encode_s, denoise_s, decode_s, mux_s: per stage; `mux_s` is writing the mp4, sound included.
         step_s: one entry a denoising step.
+        compile_s: of them, what torch took to compile.
+        compilations: how often it compiled: once is the warm-up of a new canvas or length.
     """
 
     encode_s: float = 0.0
@@ -65,6 +67,8 @@ class Timings:
     decode_s: float = 0.0
     mux_s: float = 0.0
     step_s: tuple[float, ...] = ()
+    compile_s: float = 0.0
+    compilations: int = 0
 
     @property
     def total_s(self) -> float:
@@ -262,6 +266,7 @@ class Recorder:
         self._steps: list[float] = []
         self._forwards: dict[str, int] = {}
         self._spend: dict[str, float] = {}
+        self._compiled: Callable[[], tuple[int, float]] = lambda: (0, 0.0)
         self._kernels: dict[str, KernelChoice] = {}
         self._notes: dict[str, None] = {}  # dicts, as ordered sets: a thing is said once
         self._warnings: dict[str, None] = {}
@@ -277,6 +282,10 @@ class Recorder:
     def add_seconds(self, name: Stage, seconds: float) -> None:
         """Book seconds of a stage, measured after device synchronisation; repeated stages add up."""
         self._seconds[f"{name}_s"] += seconds
+
+    def compiling(self, read: Callable[[], tuple[int, float]]) -> None:
+        """Give what says how often torch has compiled in this request so far, and the seconds that took."""
+        self._compiled = read
 
     def step(self, seconds: float, **forwards: int) -> None:
         """Book one denoising step: its seconds, and its forwards by kind, as in `step(0.1, dense=2)`."""
@@ -333,6 +342,7 @@ class Recorder:
         """
         config = self.config
         budget = config.budget() if config.has_budget() else None
+        compilations, compile_s = self._compiled()
         values: dict[str, Any] = {
             "tier_asked": config.tier,
             "tier_served": self.tier_served,
@@ -341,7 +351,12 @@ class Recorder:
             "binding_limit": self.binding_limit,
             "forwards": Forwards(**self._forwards),
             "memory": Memory(state=self.state_bytes),
-            "timings": Timings(**self._seconds, step_s=tuple(self._steps)),
+            "timings": Timings(
+                **self._seconds,
+                step_s=tuple(self._steps),
+                compilations=compilations,
+                compile_s=compile_s,
+            ),
             "kernels": tuple(self._kernels.values()),
             "notes": tuple(self._notes),
             "warnings": tuple(self._warnings),

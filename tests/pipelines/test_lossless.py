@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -143,6 +144,34 @@ def test_offloading_that_would_be_passed_by_is_refused_when_it_comes(tiny: Any, 
                 handle.run(REQUEST, decode=False)
         finally:
             remove_hook_from_submodules(tiny.transformer)
+
+
+def test_blocks_compile_once_for_a_shape_and_the_receipt_counts_it(
+    tiny: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from videoaccel.kernels import compiling
+
+    # Traced and run by torch: Inductor would take a C++ compiler and half a minute for the same count.
+    monkeypatch.setattr(compiling, "BACKEND", "aot_eager")
+    torch._dynamo.reset()
+    exact, _ = latents(tiny, AccelConfig())
+    config = AccelConfig(tier="lossless", kernels=KernelsConfig(compile=True))
+    with accelerate(tiny, config) as handle:
+        counts = []
+        for asked in (REQUEST, REQUEST, replace(REQUEST, num_frames=39)):
+            clip, receipt = handle.run(asked, decode=False)
+            counts.append(receipt.timings.compilations)
+            assert (receipt.timings.compile_s > 0) == (counts[-1] > 0)
+            if len(counts) == 1:
+                video = clip.latents["video"]
+                assert float((video - exact["video"]).norm() / exact["video"].norm()) < 1e-5
+    # The first forward has a table row less than the others, as both streams start at one noise level.
+    assert counts == [2, 0, 2]
+    assert {choice.impl for choice in receipt.kernels if choice.op != "attention"} == {"inductor"}
+    assert latents(tiny, AccelConfig(tier="lossless"))[1].timings.compilations == 0
+    for wrong in ({"precision": "fp8"}, {"pin": {"swiglu": "eager"}}, {"fuse": False}):
+        with pytest.raises(UserError, match=r"kernels\.compile"):
+            accelerate(tiny, AccelConfig(tier="lossless", kernels=KernelsConfig(compile=True, **wrong)))
 
 
 def test_a_pipeline_that_moved_is_refused(tiny: Any, monkeypatch: pytest.MonkeyPatch) -> None:

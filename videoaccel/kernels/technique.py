@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 from contextlib import AbstractContextManager, ExitStack
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -12,9 +13,10 @@ import torch
 from videoaccel.config import AccelConfig, KernelsConfig, Section
 from videoaccel.errors import UserError, unknown
 from videoaccel.forward import Controller, ForwardCall
+from videoaccel.kernels.compiling import BACKEND, CompileCount, compiled
 from videoaccel.kernels.devices import live_profile
 from videoaccel.kernels.ops import OPS
-from videoaccel.kernels.registry import Choice, installed_packages, select
+from videoaccel.kernels.registry import EAGER, Choice, installed_packages, select
 from videoaccel.receipt import Recorder
 
 if TYPE_CHECKING:
@@ -53,13 +55,15 @@ class Kernels:
             part = Part(fitting)
             if section.fuse:
                 sizes = {**fitting.sizes, **(fitting.fp8_sizes if fp8 else {})}
+                # Of what is compiled, torch writes the kernels, from the ops' own references.
+                pins = {op: EAGER for op in sizes if section.compile and op != "attention"}
+                pins |= section.pin
                 part.choices = {
-                    op: select(
-                        OPS[op], size, fitting.dtype, device, pinned=section.pin.get(op), packages=packages
-                    )
+                    op: select(OPS[op], size, fitting.dtype, device, pinned=pins.get(op), packages=packages)
                     for op, size in sizes.items()
                 }
-                part.notes = fitting.fuse(part.choices, undo, fp8=fp8)
+                compiler = compiled if section.compile else None
+                part.notes = fitting.fuse(part.choices, undo, fp8=fp8, compiled=compiler)
             if section.fold:
                 part.fold = fitting.fold(undo)
             state.parts.update(dict.fromkeys(fitting.components, part))
@@ -82,6 +86,8 @@ class Kernels:
             part = state.parts[component]
             part.fitting.check(fused=section.fuse, folded=section.fold)
             for record in part.fitting.running(part.choices):
+                if section.compile and record.op != "attention":
+                    record = replace(record, impl=BACKEND, why="compiled with its block (kernels.compile)")
                 recorder.kernel(record)
             for choice in part.choices.values():
                 if choice.fallback is not None:
@@ -92,6 +98,11 @@ class Kernels:
                 folds[component] = part.fold
         if section.precision == "fp8":
             recorder.warn(FP8_WARNING)
+        if section.compile:
+            counter = CompileCount()
+            counter.start()
+            recorder.on_end(counter.stop)
+            recorder.compiling(lambda: (counter.count, counter.seconds))
         return FoldedTables(run, recorder, folds) if folds else None
 
 
@@ -107,6 +118,13 @@ def _check(section: KernelsConfig, config: AccelConfig) -> None:
         raise UserError("kernels with fuse and fold both off do nothing: use tier 'exact'")
     if not section.fuse and section.pin:
         raise UserError("kernels.pin is of no use without fuse: leave pin out, or set fuse: true")
+    if section.compile:
+        if not section.fuse:
+            raise UserError("kernels.compile compiles the fused blocks: set fuse: true with it")
+        if section.precision == "fp8" or any(op != "attention" for op in section.pin):
+            raise UserError(
+                "kernels.compile has torch write the kernels: leave out pin, but for attention, and precision"
+            )
     if section.precision != "fp8":
         return
     if not section.fuse:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, ExitStack
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -15,6 +15,7 @@ from videoaccel.receipt import KernelChoice
 if TYPE_CHECKING:
     from videoaccel.pipelines.run import Run
 
+Compiler = Callable[[Callable[..., Any]], Callable[..., Any]]
 MakeTables = Callable[["Run"], tuple[Callable[[int], AbstractContextManager[None]], int]]
 """Of an encoded run: a step's index to a context within which this thread's forwards read its tables, and the
 bytes of all of them in host memory."""
@@ -44,7 +45,9 @@ class Fitting(ABC):
         """What runs for each op now, for the receipt: others may have changed it since `fuse`."""
 
     @abstractmethod
-    def fuse(self, choices: Mapping[str, Choice], undo: ExitStack, *, fp8: bool) -> tuple[str, ...]:
+    def fuse(
+        self, choices: Mapping[str, Choice], undo: ExitStack, *, fp8: bool, compiled: Compiler | None
+    ) -> tuple[str, ...]:
         """Puts the chosen implementations in; returns what stays as it was, in words.
 
         One that was pinned is put in or refused.
@@ -53,6 +56,7 @@ class Fitting(ABC):
             choices: one for each op of `sizes`, and of `fp8_sizes` with `fp8`.
             undo: receives the inverse of every change.
             fp8: make the large linears FP8.
+            compiled: compiles what the blocks run; for eager ops.
 
         Raises:
             UserError: something on the transformer is in the way.

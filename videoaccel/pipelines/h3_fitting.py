@@ -10,7 +10,7 @@ from typing import Any
 
 from videoaccel.errors import UserError
 from videoaccel.kernels.registry import Choice
-from videoaccel.pipelines.fitting import Fitting, MakeTables
+from videoaccel.pipelines.fitting import Compiler, Fitting, MakeTables
 from videoaccel.pipelines.fp8 import Fp8
 from videoaccel.pipelines.h3_folded import FoldedAdaLN
 from videoaccel.pipelines.h3_fused import FusedProcessor, fuse_transformer, other_backend, set_backend
@@ -80,9 +80,13 @@ class H3Fitting(Fitting):
             found.append(record)
         return tuple(found)
 
-    def fuse(self, choices: Mapping[str, Choice], undo: ExitStack, *, fp8: bool) -> tuple[str, ...]:
+    def fuse(
+        self, choices: Mapping[str, Choice], undo: ExitStack, *, fp8: bool, compiled: Compiler | None
+    ) -> tuple[str, ...]:
         ops = {name: choice.impl.load() for name, choice in choices.items() if name != "attention"}
-        notes = fuse_transformer(self.transformer, ops, undo, fp8=Fp8(ops) if fp8 else None)
+        notes = fuse_transformer(
+            self.transformer, ops, undo, fp8=Fp8(ops) if fp8 else None, compiled=compiled
+        )
         attention = choices["attention"]
         kept = set_backend(self.transformer, attention.impl.name, undo)
         if kept is not None and attention.pinned:

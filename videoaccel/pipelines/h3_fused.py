@@ -14,6 +14,7 @@ from typing import Any
 import torch
 
 from videoaccel.errors import UserError
+from videoaccel.pipelines.fitting import Compiler
 from videoaccel.pipelines.fp8 import Fp8, Quantized
 from videoaccel.pipelines.h3_fp8 import fp8_attention, fp8_feed_forward
 from videoaccel.pipelines.joint import join_weights, joint_weight
@@ -23,7 +24,6 @@ OPS = ("norm_modulate", "gate_residual", "gate_residual_norm_modulate", "qk_norm
 """The ops that `fuse_transformer` takes."""
 
 Ops = Mapping[str, Callable[..., Any]]
-Compiler = Callable[[Callable[..., torch.Tensor]], Callable[..., torch.Tensor]]
 
 
 def fuse_transformer(
