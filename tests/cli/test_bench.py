@@ -11,6 +11,7 @@ import subprocess
 import sys
 import tempfile
 import threading
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -51,6 +52,7 @@ def test_report_says_what_was_measured(report: dict) -> None:
     assert report["commit"] and report["command"] and "threads" in report["device"]
     row = report["tiers"][0]
     assert (row["tier"], row["config"], row["steps"], row["forwards"]) == ("exact", {"tier": "exact"}, 3, 2)
+    assert row["counts"].startswith("finished mp4 files with sound, ")
     assert "encode, denoise, decode and mux" in row["counts"]
     config = {"prompt": bench.PROMPT, "seed": 0, "requests": 2, "inflight": 1, "warmup": 0}
     assert report["config"] == config
@@ -188,6 +190,23 @@ def test_notes_and_warnings_of_every_tier_and_request_are_reported_once(made_up:
         for said in ("shared", f"note of {tier}", f"of {tier}")
     ]
     assert "note: lossless: of lossless" in bench.table(report).splitlines()
+
+
+def test_a_tier_that_cannot_be_installed_is_refused_before_any_is_measured(
+    made_up: list[str], build_wan: Callable[..., Any]
+) -> None:
+    pipe = build_wan()
+    with pytest.raises(UserError, match="takes no kernels yet"):
+        made_up_report(pipe, "exact,lossless")
+    assert made_up == []
+    assert made_up_report(pipe, "exact")["tiers"], "nothing is left installed"
+
+
+def test_a_clip_without_sound_is_not_called_one_with_sound(
+    made_up: list[str], build_wan: Callable[..., Any]
+) -> None:
+    (row,) = made_up_report(build_wan(), "exact")["tiers"]
+    assert row["counts"].startswith("finished mp4 files, ")
 
 
 def test_closed_loop_keeps_as_many_in_flight_as_asked() -> None:

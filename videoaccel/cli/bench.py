@@ -196,6 +196,9 @@ def bench(pipe: Any, target: Target, request: Request, args: argparse.Namespace,
     notes = list(target.notes)
     random = target.weights == "random"
     rows = []
+    # The first is installed next anyway; of another that is refused, the user learns before hours of work.
+    for tier in args.tiers[1:]:
+        accelerate(pipe, AccelConfig(tier=tier), model=target.model, weights=target.weights).remove()
     for tier in args.tiers:
         config = AccelConfig(tier=tier)
         with accelerate(pipe, config, model=target.model, weights=target.weights) as handle:
@@ -204,6 +207,7 @@ def bench(pipe: Any, target: Target, request: Request, args: argparse.Namespace,
                 request=with_canvas(family, pipe, request, target.res),
                 prompt_embeds=family.full_size().prompt_embeds(pipe, TEXT_ROWS) if random else None,
                 stages=stages_of(family, pipe, random=random),
+                streams=family.streams,
             )
             dense = tier == "exact"
             measured = measure(

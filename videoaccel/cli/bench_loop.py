@@ -31,11 +31,13 @@ class Work:
         request: the request; each one gets its own seed, counting up.
         prompt_embeds: `(1, L, D)` where there is no text encoder, else None.
         stages: the stages that are run; the others are reported as null.
+        streams: what a clip of the family has, as `Family.streams`.
     """
 
     request: Request
     prompt_embeds: torch.Tensor | None
     stages: tuple[str, ...]
+    streams: tuple[str, ...]
 
     def numbered(self, index: int) -> Request:
         """Request number `index`."""
@@ -270,7 +272,8 @@ def counts(work: Work) -> str:
     """What the hourly figure counts, in words."""
     left_out = [name for name in STAGES if name not in work.stages]
     if not left_out:
-        return "finished mp4 files with sound, from submission to file: encode, denoise, decode and mux"
+        files = "mp4 files with sound" if "audio" in work.streams else "mp4 files"
+        return f"finished {files}, from submission to file: encode, denoise, decode and mux"
     return (
         f"requests that ran {', '.join(work.stages)}; {', '.join(left_out)} not run, so no clips are counted"
     )
