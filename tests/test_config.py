@@ -233,3 +233,8 @@ def test_a_literal_takes_its_own_values_and_no_look_alikes() -> None:
         Choosing(maybe="y")
     with pytest.raises(UserError, match="must be 'hold' or 'linear' or 2, not 'holt'"):
         Choosing(mode="holt")
+
+
+def test_a_wrong_type_in_a_nested_mapping_is_named_in_words() -> None:
+    with pytest.raises(UserError, match=r"KernelsConfig.pin must be a mapping to str, not \['flash'\]"):
+        AccelConfig.from_yaml("tier: lossless\nkernels: {pin: [flash]}")

@@ -127,6 +127,11 @@ def _name(member: Any) -> str:
         return "nothing"
     if typing.get_origin(member) is typing.Literal:
         return " or ".join(map(repr, typing.get_args(member)))
+    origin = typing.get_origin(member)
+    if isinstance(origin, type) and issubclass(origin, Mapping):
+        return f"a mapping to {_name(typing.get_args(member)[1])}"
+    if origin is tuple:
+        return f"a list of {_name(typing.get_args(member)[0])}"
     return member.__name__ if isinstance(member, type) and not typing.get_args(member) else str(member)
 
 
