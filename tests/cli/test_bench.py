@@ -23,11 +23,13 @@ from evals.h3_dense import TINY
 from videoaccel.cli import bench, bench_loop, build_parser, main
 from videoaccel.cli.bench_loop import closed_loop
 from videoaccel.cli.values import Resolution
+from videoaccel.config import TIERS
 from videoaccel.errors import UserError
 from videoaccel.pipelines.family import family_named, family_of
 from videoaccel.pipelines.loading import bundled_folder
 from videoaccel.pipelines.request import Request
 from videoaccel.receipt import Forwards, Receipt, Timings
+from videoaccel.schema import to_plain
 
 
 @pytest.fixture(scope="module")
@@ -207,6 +209,14 @@ def test_a_clip_without_sound_is_not_called_one_with_sound(
 ) -> None:
     (row,) = made_up_report(build_wan(), "exact")["tiers"]
     assert row["counts"].startswith("finished mp4 files, ")
+
+
+def test_a_row_holds_the_sections_in_force_beside_the_config_as_written(made_up: list[str]) -> None:
+    exact, lossless = made_up_report(tiny_h3(), "exact,lossless")["tiers"]
+    assert exact["config"] == {"tier": "exact"} and exact["sections"] == {}
+    assert lossless["config"] == {"tier": "lossless"}
+    (section,) = TIERS["lossless"].sections.values()
+    assert lossless["sections"] == json.loads(json.dumps({"kernels": to_plain(section)}))
 
 
 def test_closed_loop_keeps_as_many_in_flight_as_asked() -> None:

@@ -219,7 +219,7 @@ def bench(pipe: Any, target: Target, request: Request, args: argparse.Namespace,
                 compare=dense and not args.no_bare,
                 say=functools.partial(say, tier),
             )
-            rows.append(row_of(tier, config.to_dict(), work, measured, inflight=args.inflight))
+            rows.append(row_of(tier, config, work, measured, inflight=args.inflight))
     over = [row["bare_diffusers"]["ratio"] for row in rows if row["bare_diffusers"] is not None]
     if over and max(over) > DENSE_MARGIN:
         notes.append(

@@ -17,10 +17,12 @@ from typing import Any, NamedTuple
 import torch
 
 from videoaccel.cli.latency import latency_summary
+from videoaccel.config import AccelConfig
 from videoaccel.install import Handle
 from videoaccel.pipelines.request import Request
 from videoaccel.receipt import STAGES, Receipt
 from videoaccel.runner import run_request
+from videoaccel.schema import to_plain
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -224,7 +226,7 @@ def comparable(ended: Ended, work: Work) -> float:
 
 
 def row_of(
-    tier: str, config: dict[str, Any], work: Work, measured: Measured, *, inflight: int
+    tier: str, config: AccelConfig, work: Work, measured: Measured, *, inflight: int
 ) -> dict[str, Any]:
     """One tier's row of the benchmark: figures of what was run, null for what was not."""
     receipts = [ended.receipt for ended in measured.ended]
@@ -233,7 +235,8 @@ def row_of(
     peaks = [r.memory for r in receipts if r.memory.peak_allocated is not None]
     row: dict[str, Any] = {
         "tier": tier,
-        "config": config,
+        "config": config.to_dict(),
+        "sections": {key: to_plain(section) for key, section in config.sections().items()},
         "steps": first.steps,
         "forwards": first.forwards.run,
         "requests": len(receipts),
