@@ -219,6 +219,21 @@ def test_a_row_holds_the_sections_in_force_beside_the_config_as_written(made_up:
     assert lossless["sections"] == json.loads(json.dumps({"kernels": to_plain(section)}))
 
 
+@pytest.mark.parametrize("more", [["--requests", "2"], ["--requests", "1", "--warmup", "3"]])
+def test_seeds_that_run_out_are_refused_before_loading(
+    more: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from videoaccel.pipelines import loading
+
+    monkeypatch.setattr(loading, "load", lambda *_, **__: pytest.fail("loaded"))
+    argv = ["bench", "--device", "cpu", "--model", "tiny-h3", "--out", str(tmp_path / "b.json"), *more]
+    assert main([*argv, "--seed", str(2**63 - 1)]) == 2
+    error = capsys.readouterr().err.splitlines()[-1]
+    most = 2**63 - 2 if more[-1] == "2" else 2**63 - 3
+    assert error.startswith("error: --seed 9223372036854775807 ") and f"give {most} at most" in error
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_closed_loop_keeps_as_many_in_flight_as_asked() -> None:
     """Each request waits for a second one beside it: with fewer than two in flight this would never end."""
     pair = threading.Barrier(2)

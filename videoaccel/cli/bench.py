@@ -21,7 +21,7 @@ from videoaccel.cli.inputs import (
     with_canvas,
 )
 from videoaccel.cli.latency import P95_NEEDS
-from videoaccel.cli.values import Resolution, filled, names, whole
+from videoaccel.cli.values import MAX_WHOLE, Resolution, filled, names, whole
 from videoaccel.cli.written import stops_name
 from videoaccel.config import AccelConfig
 from videoaccel.errors import UserError
@@ -134,6 +134,16 @@ def choose(args: argparse.Namespace, device: torch.device) -> Target:
     return Target(model=DEFAULT_MODEL, weights="pretrained", res=None, seconds=args.seconds, notes=(note,))
 
 
+def check_seeds(args: argparse.Namespace) -> None:
+    """Refuses a first seed from which the requests, warm-up among them, would count past the largest one."""
+    most = MAX_WHOLE - (max(args.requests, args.warmup) - 1)
+    if args.seed > most:
+        raise UserError(
+            f"--seed {args.seed} is too large for {max(args.requests, args.warmup)} requests, whose seeds "
+            f"count up from it: give {most} at most"
+        )
+
+
 def free_gb(device: torch.device) -> float:
     """Free memory of a CUDA device, decimal GB; 0 for a CPU, which no full-size run is offered on."""
     import torch
@@ -164,6 +174,7 @@ def run(args: argparse.Namespace) -> int:
     target = choose(args, device)
     if args.requests is None:
         args.requests = REQUESTS_BUNDLED if target.model == DEFAULT_MODEL else REQUESTS
+    check_seeds(args)
     say = reporter(enabled=not args.quiet)
     for note in target.notes:
         print(f"note: {note}", file=sys.stderr)
