@@ -353,3 +353,47 @@ def test_config_faults_are_in_the_users_words(
     assert main(["generate", "x", "--config", "c.yaml"]) == 2
     said = capsys.readouterr().err
     assert words in said and "Path" not in said and "Errno" not in said and said.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("text", "tier", "sections"),
+    [
+        ("kernels: {fold: false}", "lossless", {"fold": False}),
+        ("tier: exact\nkernels: {fold: false}", "lossless", {"fold": False}),
+        ("tier: ultra\n", "exact", None),
+        ("tier: lossless\nkernels: {fuse: false}", None, {"fuse": False}),
+        ("# nothing", "lossless", {}),
+    ],
+)
+def test_the_flags_tier_beats_the_files_before_one_is_judged_by_the_other(
+    text: str, tier: str | None, sections: dict[str, bool] | None, tmp_path: Path
+) -> None:
+    from videoaccel.cli.generate import asked_config
+    from videoaccel.config import AccelConfig, KernelsConfig
+
+    (tmp_path / "c.yaml").write_text(text)
+    config = asked_config(str(tmp_path / "c.yaml"), tier)
+    kernels = {} if sections is None else {"kernels": KernelsConfig(**sections)}
+    assert config.tier == (tier or "lossless") and config.sections() == kernels
+    assert asked_config(None, tier) == AccelConfig(tier=tier or "exact")
+
+
+@pytest.mark.parametrize(
+    ("text", "tier", "words"),
+    [
+        ("tier: lossless\nkernels: {}", "exact", "give tier 'lossless' with kernels"),
+        ("kernels: {}\nrisk_budget: 5", "lossless", "relative error"),
+        ("kernels: {}\nkernels: {}", "lossless", "given twice"),
+        ("exact", "lossless", "holds no settings"),
+        ("kernels: {fuze: true}", "lossless", "fuse"),
+    ],
+)
+def test_faults_of_a_file_beside_a_tier_are_one_line(
+    text: str, tier: str, words: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "c.yaml").write_text(text)
+    argv = ["--config", str(tmp_path / "c.yaml"), "--tier", tier, "-o", str(tmp_path / "a.mp4")]
+    assert main(["generate", "x", *argv]) == 2
+    said = capsys.readouterr().err
+    assert said.startswith(f"error: --config {tmp_path / 'c.yaml'}: ") or "holds no settings" in said
+    assert words in said and said.count("\n") == 1
