@@ -397,3 +397,20 @@ def test_faults_of_a_file_beside_a_tier_are_one_line(
     said = capsys.readouterr().err
     assert said.startswith(f"error: --config {tmp_path / 'c.yaml'}: ") or "holds no settings" in said
     assert words in said and said.count("\n") == 1
+
+
+def test_kernels_are_refused_before_loading_for_a_family_that_takes_none(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from videoaccel.cli.generate import check_kernels
+    from videoaccel.config import AccelConfig
+    from videoaccel.pipelines import loading
+
+    monkeypatch.setattr(loading, "load", lambda *_, **__: pytest.fail("loaded"))
+    (tmp_path / "model_index.json").write_text('{"_class_name": "WanPipeline"}')
+    argv = ["generate", "x", "--model", str(tmp_path), "--tier", "lossless", "--device", "cpu", "--quiet"]
+    assert main([*argv, "-o", str(tmp_path / "clip.mp4")]) == 2
+    said = capsys.readouterr().err
+    assert "Wan takes no kernels yet" in said and said.count("\n") == 1
+    check_kernels(AccelConfig(tier="lossless"), "tiny-h3")
+    check_kernels(AccelConfig(), str(tmp_path))

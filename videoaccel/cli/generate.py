@@ -122,6 +122,18 @@ def settings_in(path: str) -> dict[str, Any] | None:
     return values if isinstance(values, dict) else None
 
 
+def check_kernels(config: AccelConfig, model: str) -> None:
+    """Refuses kernels, by a model's small files, for a family that takes none.
+
+    Raises:
+        UserError: as `Family.fittings`.
+    """
+    from videoaccel.pipelines.loading import family_for
+
+    if "kernels" in config.sections():
+        family_for(model).fittings(None)  # of a pipeline with nothing loaded: none, or a refusal
+
+
 def make(args: argparse.Namespace, config: AccelConfig, model: str, out: Path) -> Outcome:
     """The request, run: its clip and its receipt written."""
     from videoaccel.install import accelerate
@@ -132,6 +144,7 @@ def make(args: argparse.Namespace, config: AccelConfig, model: str, out: Path) -
     request = read_request(args)
     device = check_device(args.device)
     plan = preflight(model, request, args.res)
+    check_kernels(config, model)
     with ProgressReport(enabled=not (args.quiet or args.json)) as progress:
         progress.stage("load")
         pipe = load(model, device=device, task=plan.task if plan is not None else request.task)
