@@ -29,7 +29,7 @@ from training.common import (
     save_half,
     scale_rates,
 )
-from training.latents import Codec, Latents, build_latents, keep_latents
+from training.latents import Codec, Latents, build_latents, digest, keep_latents
 from training.losses import Drawn, Teacher, flow_loss, guided_loss, stream_errors
 from training.parallel import Ranks
 from training.skeleton import AUDIO_VAE, TRANSFORMER, VIDEO_VAE, build_models, build_tokenizer
@@ -170,10 +170,13 @@ def parse() -> argparse.Namespace:
     parser.add_argument(
         "--keep-latents",
         type=Path,
-        help="a folder for latents, which the next run of the same codec and seed loads",
+        help="a folder for latents, which the next run of the same codec, world and seed loads",
     )
     parser.add_argument("--no-compile", action="store_true")
-    return parser.parse_args()
+    arguments = parser.parse_args()
+    if arguments.mode == "distill" and arguments.resume is None:
+        parser.error("distill needs --resume: the folder of the networks to distil")
+    return arguments
 
 
 def main() -> None:
@@ -189,8 +192,10 @@ def main() -> None:
     tokenizer = build_tokenizer()
     clips, long_clips = ranks.share_of(arguments.clips), ranks.share_of(arguments.long_clips)
 
+    made_by = arguments.keep_latents and digest(codec)
+
     def latents(name: str, seed: int, count: int, frames: int, batch: int) -> Latents:
-        path = arguments.keep_latents and arguments.keep_latents / f"{name}_{seed}_{count}.pt"
+        path = arguments.keep_latents and arguments.keep_latents / f"{name}_{seed}_{count}_{made_by}.pt"
         built = keep_latents(
             path, lambda: build_latents(codec, seed, count, frames, device, batch=batch), device
         )

@@ -1,5 +1,7 @@
 """Latents of rendered clips, kept on the accelerator: what the transformer is trained on."""
 
+import hashlib
+import json
 from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -14,6 +16,7 @@ from diffusers.modular_pipelines.minimax_h3.modular_pipeline import (
 )
 from transformers import Qwen2Tokenizer
 
+import evals.world
 from evals.batched import PATCH
 from evals.pixels import normalise
 from evals.world.spec import ClipSpec, reference_still
@@ -22,6 +25,8 @@ from training.common import draw, draw_specs, scenes, sounds
 from training.skeleton import REFERENCE_EDGE
 from training.video_vae import encode_moments
 from videoaccel.files import replacing
+
+WORLD = Path(evals.world.__file__).parent
 
 
 @dataclass
@@ -113,6 +118,20 @@ def build_latents(
         latent_frames=video_latent_num_frames(frames, 17, 5),
         audio_latents=audio_latents,
     )
+
+
+def digest(codec: Codec) -> str:
+    """What latents depend on beside their seeds, in few letters: the codec and the world's source files."""
+    found = hashlib.sha256()
+    for vae in (codec.vae, codec.audio_vae):
+        statistics = [list(vae.config[key]) for key in ("latents_mean", "latents_std")]
+        found.update(json.dumps(statistics).encode())
+        for name, value in sorted(vae.state_dict().items()):
+            found.update(f"{name} {tuple(value.shape)} {value.dtype}".encode())
+            found.update(value.detach().float().cpu().contiguous().numpy().tobytes())
+    for source in sorted(WORLD.glob("*.py")):
+        found.update(source.name.encode() + source.read_bytes())
+    return found.hexdigest()[:12]
 
 
 def keep_latents(path: Path | None, build: Callable[[], Latents], device: torch.device) -> Latents:
