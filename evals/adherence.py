@@ -28,6 +28,8 @@ from evals.sampling import Sampled, Sampler
 from evals.world.render import build_scene, render, soundtrack
 from evals.world.spec import ClipSpec, draw_clip
 from evals.world.verify import judge, judge_reference, read_mp4
+from videoaccel.cli.values import whole
+from videoaccel.errors import UserError
 from videoaccel.media import write_video
 
 RATE = 32000
@@ -177,6 +179,21 @@ class Evaluation:
             self.metrics[f"fl_{name}_psnr_db"] = float(np.median(psnr))
 
 
+def generate_time(path: Path) -> float:
+    """What `evals.generate_time` measured, out of its result file.
+
+    Raises:
+        UserError: no such file, or not one of that command's.
+    """
+    try:
+        return float(json.loads(path.read_text(encoding="utf-8"))["metrics"]["generate_s_2cores"])
+    except OSError as error:
+        reason = error.strerror or str(error)
+    except (ValueError, KeyError, TypeError):
+        reason = "it has no metrics.generate_s_2cores"
+    raise UserError(f"--generate-time {path}: {reason}; give a result file of evals.generate_time")
+
+
 FLAGS = ("color", "shape", "motion", "all", "speed", "pan", "sound", "silence")
 
 
@@ -189,9 +206,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--model", default="tiny-h3")
-    parser.add_argument("--clips", type=int, default=500)
-    parser.add_argument("--long-clips", type=int, default=500, help="clips of 124 frames")
-    parser.add_argument("--batch", type=int, default=64)
+    parser.add_argument("--clips", type=whole(1), default=500)
+    parser.add_argument("--long-clips", type=whole(1), default=500, help="clips of 124 frames")
+    parser.add_argument("--batch", type=whole(1), default=64)
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument(
         "--guidance", type=float, nargs=2, help="video and audio, for a model without it in its weights"
@@ -204,13 +221,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     )
     parser.add_argument("--generate-time", type=Path, help="result file of evals.generate_time to take over")
     arguments = parser.parse_args(argv)
+    timed = None if arguments.generate_time is None else generate_time(arguments.generate_time)
     pipe, device = open_run(arguments.model, arguments.out)
     guidance = tuple(arguments.guidance) if arguments.guidance else None
     sampler = Sampler(pipe, device, amp=arguments.amp, guidance=guidance)
     evaluation = Evaluation(sampler, arguments.clips)
-    if arguments.generate_time is not None:
-        timed = json.loads(arguments.generate_time.read_text())
-        evaluation.metrics["generate_s_2cores"] = timed["metrics"]["generate_s_2cores"]
+    if timed is not None:
+        evaluation.metrics["generate_s_2cores"] = timed
     settings = {
         "model": arguments.model,
         "clips": arguments.clips,

@@ -164,7 +164,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         "--forwards", type=whole(1), default=8, help="forwards timed for each length, in pairs (default 8)"
     )
     parser.add_argument("--lengths", nargs="+", choices=["5s", "15s"], default=["5s", "15s"])
-    parser.add_argument("--text-rows", type=int, default=256)
+    parser.add_argument("--text-rows", type=whole(1), default=256)
     parser.add_argument(
         "--dry-run", action="store_true", help="a tiny transformer on a small canvas, for a CPU"
     )

@@ -19,6 +19,8 @@ from evals.command import open_run, user_errors
 from evals.pixels import denormalise, normalise
 from evals.quality import audio_snr
 from evals.results_file import write_result
+from videoaccel.cli.values import whole
+from videoaccel.errors import UserError
 
 
 @torch.no_grad()
@@ -45,10 +47,16 @@ def main(argv: Sequence[str] | None = None) -> int:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--model", default="tiny-h3")
-    parser.add_argument("--clips", type=int, default=100)
-    parser.add_argument("--frames", type=int, default=39)
+    parser.add_argument("--clips", type=whole(1), default=100)
+    parser.add_argument("--frames", type=whole(1), default=39)
     parser.add_argument("--out", type=Path, required=True)
     arguments = parser.parse_args(argv)
+    chunks = max(1, round((arguments.frames - 5) / 17))
+    if arguments.frames != 17 * chunks + 5:
+        raise UserError(
+            f"--frames {arguments.frames} is not 17n+5 from 22 up, which the video VAE takes: "
+            f"give {17 * chunks + 5}"
+        )
     pipe, device = open_run(arguments.model, arguments.out)
     specs = held_out_clips(arguments.clips, arguments.frames)
     clips = truths(specs, device)

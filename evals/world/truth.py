@@ -10,6 +10,7 @@ import argparse
 import itertools
 import math
 import multiprocessing
+import sys
 import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -22,10 +23,12 @@ import torch
 from rich.progress import track
 from scipy import ndimage
 
+from evals.command import user_errors
 from evals.results_file import write_result
 from evals.world.render import SAMPLE_RATE, build_scene, render, soundtrack
 from evals.world.spec import FPS, draw_clip
 from evals.world.verify import judge, read_mp4
+from videoaccel.cli.values import whole
 from videoaccel.environment import device_name
 from videoaccel.media import check_writable, write_video
 
@@ -92,22 +95,24 @@ def accuracy(rows: Sequence[dict[str, Any]]) -> dict[str, float | int]:
     return {**{key: value for key, value in found.items() if key in (*FLAGS, "n_sound")}, "n": len(rows)}
 
 
-def main() -> None:
-    """The command."""
+@user_errors
+def main(argv: Sequence[str] | None = None) -> int:
+    """The command; see the module's docstring. Returns the exit code."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--clips", type=int, default=300)
-    parser.add_argument("--frames", type=int, default=39)
-    parser.add_argument("--first-seed", type=int, default=FIRST_SEED)
+    parser.add_argument("--clips", type=whole(1), default=300)
+    parser.add_argument("--frames", type=whole(2), default=39)
+    parser.add_argument("--first-seed", type=whole(0), default=FIRST_SEED)
     parser.add_argument("--blur", type=float, default=0.0, help="sigma in pixels")
     parser.add_argument("--noise", type=float, default=0.0, help="sigma in units of 1/255")
     parser.add_argument("--hue", type=float, default=0.0, help="degrees, either way")
-    parser.add_argument("--processes", type=int, default=2)
+    parser.add_argument("--processes", type=whole(1), default=2)
     parser.add_argument("--out", type=Path, required=True)
-    arguments = parser.parse_args()
-    if arguments.clips < 1 or arguments.frames < 2 or arguments.processes < 1:
-        parser.error("--clips and --processes take at least 1, --frames at least 2")
+    arguments = parser.parse_args(argv)
+    spoilt = (arguments.blur, arguments.noise, arguments.hue)
+    if not all(map(math.isfinite, spoilt)) or min(arguments.blur, arguments.noise) < 0:
+        parser.error("--blur, --noise and --hue take numbers, the first two at least 0")
     check_writable(arguments.out, suffix=".json")
     damage = Damage(blur=arguments.blur, noise=arguments.noise, hue=arguments.hue)
     seeds = range(arguments.first_seed, arguments.first_seed + arguments.clips)
@@ -138,7 +143,8 @@ def main() -> None:
         print(f"{name:8s} {value:g}" if name.startswith("n") else f"{name:8s} {value:.2f} %")
     for row in wrong:
         print(f"{row['seed']}: asked {row['caption']!r}, seen {row['seen']!r}")
+    return 0
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())
