@@ -15,6 +15,7 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -204,7 +205,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
     def save(complete: bool = False) -> None:
         write_result(
-            "h3_dense_dry_run" if args.dry_run else "h3_dense_h200",
+            Path(args.out).stem,
             device=device_name(device),
             config={**config, "complete": complete},
             metrics=bench.metrics,

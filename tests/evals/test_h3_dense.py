@@ -33,7 +33,7 @@ def test_dry_run_writes_the_result_file(tmp_path: Path) -> None:
     assert (
         result["config"]["dry_run"] is True
         and result["config"]["complete"] is True
-        and result["name"] == "h3_dense_dry_run"
+        and result["name"] == "dense"
     )
 
 
