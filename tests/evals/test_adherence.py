@@ -1,11 +1,14 @@
 """The adherence evaluation on clips whose answers are known."""
 
+import json
 import math
 
 import numpy as np
 import pytest
+import torch
 
-from evals.adherence import clip_psnr, held_out_clips, judge_clips, shares, truth
+from evals import adherence
+from evals.adherence import Evaluation, clip_psnr, held_out_clips, judge_clips, shares, truth
 from evals.world.spec import is_held_out
 
 
@@ -37,3 +40,23 @@ def test_the_worlds_own_clips_are_judged_right_and_swapped_ones_wrong():
     swapped = judge_clips(clips[:1], specs[1:2])
     assert specs[0].caption() != specs[1].caption()
     assert not swapped[0]["all"]
+
+
+@pytest.mark.parametrize("quick", [True, False])
+def test_the_result_says_what_its_counts_of_forwards_are(quick, tmp_path, monkeypatch):
+    """Every question is skipped; what would be sampled is noted down."""
+    sampled = []
+    monkeypatch.setattr(adherence, "open_run", lambda *_: (None, torch.device("cpu")))
+    monkeypatch.setattr(adherence, "Sampler", lambda *_, **__: None)
+    for question in ("verifier", "dense_clips", "references", "keyframes"):
+        monkeypatch.setattr(Evaluation, question, lambda *_: None)
+    monkeypatch.setattr(Evaluation, "fewer_steps", lambda _, forwards, *__: sampled.append(forwards))
+    out = tmp_path / "r.json"
+    assert adherence.main(["--out", str(out), *(["--quick"] if quick else [])]) == 0
+    config = json.loads(out.read_text())["config"]
+    assert (
+        config["forwards"] == 49
+        and config["plain_forwards"] == sampled == [25, 12, 8, 4][: 2 if quick else 4]
+    )
+    assert "Dense clips take 49 forwards (50 steps)" in config["counted"]
+    assert "25 are 26 steps" in config["counted"] and "4 are 5 steps" in config["counted"]
