@@ -15,6 +15,8 @@ FLOATS = (torch.float32, torch.float16, torch.bfloat16)
 E4M3 = torch.float8_e4m3fn
 FLOAT32_ERROR = 4e-6
 """Of float32 arithmetic over rows as long as those here, as a share of `size`."""
+BATCHES, ROWS = (1, 2, 3, 0), (1, 2, 3, 5, 0)
+"""Sampled, not drawn as integers, of which most would be 0: a call without rows proves little."""
 STRIDES = ("contiguous", "sliced", "turned", "gaps", "expanded")
 
 

@@ -15,7 +15,7 @@ from videoaccel.kernels import modulation, modulation_triton, rows_triton
 from videoaccel.kernels.ops import OPS
 
 from . import references
-from .references import FLOATS, STRIDES, assert_close, assert_quantized, draw, laid_out, spoil
+from .references import BATCHES, FLOATS, ROWS, STRIDES, assert_close, assert_quantized, draw, laid_out, spoil
 
 pytestmark = pytest.mark.usefixtures("interpreted")
 
@@ -30,7 +30,7 @@ BOTH = pytest.mark.parametrize("which", [0, 1], ids=["eager", "triton"])
 @st.composite
 def calls(draws: Callable[..., Any]) -> dict[str, Any]:
     """Arguments of all three ops: x, residual, tables that are chunks of one, the index."""
-    batch, rows = draws(st.integers(0, 3)), draws(st.integers(0, 6))
+    batch, rows = draws(st.sampled_from(BATCHES)), draws(st.sampled_from(ROWS))
     channels = draws(st.sampled_from([1, 2, 3, 8, 24, 63, 64, 65, 200, 257]))
     seed, table_rows = draws(st.integers(0, 2**16)), draws(st.integers(1, 5))
     dtype, table_dtype = draws(st.sampled_from(FLOATS)), draws(st.sampled_from(FLOATS))
@@ -100,6 +100,22 @@ def test_the_fused_op_is_its_parts_in_turn(which: int, call: dict[str, Any], qua
     got = PAIRS["gate_residual_norm_modulate"][which](**both, eps=EPS, quantize=quantize)
     for one, other in zip(got, (added, *(normed if quantize else (normed,))), strict=True):
         assert one.dtype == other.dtype and torch.equal(bits(one), bits(other))
+
+
+@BOTH
+@pytest.mark.parametrize("how", STRIDES)
+@pytest.mark.parametrize("other", STRIDES)
+def test_any_layout(which: int, how: str, other: str) -> None:
+    call = plain(rows=5, channels=33, batch=2)
+    call["x"], call["residual"] = laid_out(call["x"], how), laid_out(call["residual"], other)
+    both = picked(call, *argument_names("gate_residual_norm_modulate"))
+    added, normed = PAIRS["gate_residual_norm_modulate"][which](**both, eps=EPS)
+    want, size = references.gate_residual(**picked(call, *argument_names("gate_residual")))
+    assert_close(added, want, size)
+    norm = {**picked(call, *argument_names("norm_modulate")), "x": added}
+    assert_close(normed, *references.norm_modulate(**norm, eps=EPS))
+    alone = picked(call, *argument_names("norm_modulate"))
+    assert_close(PAIRS["norm_modulate"][which](**alone, eps=EPS), *references.norm_modulate(**alone, eps=EPS))
 
 
 def bits(x: Tensor) -> Tensor:

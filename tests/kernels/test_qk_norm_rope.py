@@ -15,7 +15,7 @@ from videoaccel.kernels.qk_norm_rope import qk_norm_rope_reference
 from videoaccel.kernels.qk_norm_rope_triton import MAX_HEAD_DIM, configs, qk_norm_rope
 
 from . import references
-from .references import FLOATS, assert_close, draw, spoil
+from .references import BATCHES, FLOATS, ROWS, assert_close, draw, spoil
 
 pytestmark = pytest.mark.usefixtures("interpreted")
 
@@ -26,7 +26,7 @@ BOTH = pytest.mark.parametrize("function", [qk_norm_rope_reference, qk_norm_rope
 @st.composite
 def calls(draws: Callable[..., Any]) -> dict[str, Any]:
     """Queries and keys as separate projections make them, or as chunks of a fused one."""
-    batch, rows = draws(st.integers(0, 2)), draws(st.integers(0, 4))
+    batch, rows = draws(st.sampled_from(BATCHES)), draws(st.sampled_from(ROWS))
     heads, key_heads = draws(st.sampled_from([(1, 1), (2, 2), (3, 3), (9, 9), (4, 1), (1, 5)]))
     channels = draws(st.sampled_from([1, 2, 3, 16, 24, 40, 64, 128]))
     rotary = 2 * draws(st.integers(0, channels // 2))
@@ -65,6 +65,26 @@ def test_qk_norm_rope(function: Callable[..., Any], call: dict[str, Any]) -> Non
     for name, got in (("query", query), ("key", key)):
         assert got.dtype == call[name].dtype
         assert_close(got, *references.qk_norm_rope(call[name], call[f"{name}_weight"], *angles))
+
+
+@BOTH
+@pytest.mark.parametrize("heads", [(3, 3), (9, 2)])
+@pytest.mark.parametrize("kind", ["fused", "apart", "turned"])
+def test_any_layout(function: Callable[..., Any], kind: str, heads: tuple[int, int]) -> None:
+    channels, rows = 40, 5
+    fused = draw(0, 2, rows, (sum(heads) + heads[1]) * channels)
+    query, key, _ = fused.split([heads[0] * channels, heads[1] * channels, heads[1] * channels], -1)
+    query, key = query.unflatten(-1, (-1, channels)), key.unflatten(-1, (-1, channels))
+    if kind == "apart":
+        query, key = query.contiguous(), key.contiguous()
+    elif kind == "turned":
+        query, key = (x.transpose(1, 2).contiguous().transpose(1, 2) for x in (query, key))
+    # Tables that are a slice of wider ones.
+    angles = draw(1, rows, 31)[:, :24]
+    gains = draw(2, channels), draw(3, channels)
+    got = function(query, key, *gains, angles.cos(), draw(4, rows, 29)[:, :24], EPS)
+    for x, gain, one in zip((query, key), gains, got, strict=True):
+        assert_close(one, *references.qk_norm_rope(x, gain, angles.cos(), draw(4, rows, 29)[:, :24], EPS))
 
 
 @BOTH

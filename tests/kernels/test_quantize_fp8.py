@@ -17,7 +17,7 @@ from videoaccel.kernels.quantize_fp8 import BLOCK, E4M3, dequantize_fp8, quantiz
 from videoaccel.kernels.quantize_fp8_triton import configs, plan_quantize_fp8, quantize_fp8
 from videoaccel.kernels.swiglu_triton import plan_swiglu
 
-from .references import FLOATS, STRIDES, assert_quantized, draw, laid_out, spoil
+from .references import BATCHES, FLOATS, ROWS, STRIDES, assert_quantized, draw, laid_out, spoil
 
 pytestmark = pytest.mark.usefixtures("interpreted")
 
@@ -32,7 +32,7 @@ def codes_of(x: Tensor) -> Tensor:
 @settings(max_examples=120)
 @given(
     shape=st.tuples(
-        st.integers(0, 3), st.integers(0, 4), st.sampled_from([1, 3, 64, 127, 128, 129, 384, 2500])
+        st.sampled_from(BATCHES), st.sampled_from(ROWS), st.sampled_from([1, 3, 64, 127, 128, 129, 384, 2500])
     ),
     seed=st.integers(0, 2**16),
     dtype=st.sampled_from(FLOATS),
@@ -64,6 +64,16 @@ def test_quantize(
     (codes, scales), (other_codes, other_scales) = results
     assert torch.equal(codes_of(codes), codes_of(other_codes))
     assert torch.equal(scales.nan_to_num(nan=-1.0), other_scales.nan_to_num(nan=-1.0))
+
+
+@pytest.mark.parametrize("block", [None, BLOCK])
+@pytest.mark.parametrize("how", STRIDES)
+def test_any_layout(how: str, block: int | None) -> None:
+    x = laid_out(draw(0, 2, 3, 300), how)
+    (codes, scales), (want, want_scales) = (
+        function(x, block=block) for function in (quantize_fp8, quantize_fp8_reference)
+    )
+    assert torch.equal(codes_of(codes), codes_of(want)) and torch.equal(scales, want_scales)
 
 
 @BOTH

@@ -15,7 +15,7 @@ from videoaccel.kernels.swiglu import swiglu_reference
 from videoaccel.kernels.swiglu_triton import configs, swiglu
 
 from . import references
-from .references import FLOATS, STRIDES, assert_close, assert_quantized, draw, laid_out, spoil
+from .references import BATCHES, FLOATS, ROWS, STRIDES, assert_close, assert_quantized, draw, laid_out, spoil
 
 pytestmark = pytest.mark.usefixtures("interpreted")
 
@@ -25,7 +25,9 @@ BOTH = pytest.mark.parametrize("function", [swiglu_reference, swiglu], ids=["eag
 @BOTH
 @settings(max_examples=100)
 @given(
-    shape=st.tuples(st.integers(0, 3), st.integers(0, 5), st.sampled_from([1, 2, 3, 24, 64, 65, 200, 2049])),
+    shape=st.tuples(
+        st.sampled_from(BATCHES), st.sampled_from(ROWS), st.sampled_from([1, 2, 3, 24, 64, 65, 200, 2049])
+    ),
     seed=st.integers(0, 2**16),
     dtype=st.sampled_from(FLOATS),
     spread=st.sampled_from([1e-3, 1.0, 30.0]),
@@ -52,6 +54,13 @@ def test_swiglu(
     else:
         assert got.dtype == dtype
         assert_close(got, want, size)
+
+
+@BOTH
+@pytest.mark.parametrize("how", STRIDES)
+def test_any_layout(function: Callable[..., Any], how: str) -> None:
+    x = laid_out(draw(0, 2, 3, 2 * 65), how)
+    assert_close(function(x), *references.swiglu(x))
 
 
 @BOTH
