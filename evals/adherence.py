@@ -138,6 +138,9 @@ class Evaluation:
         specs = held_out_clips(self.count, frames)
         rows = self._keep(f"truth{suffix}", judge_clips(truths(specs, self.sampler.device), specs))
         self.metrics[f"verifier_accuracy{suffix}"] = shares(rows, ["all"])["all"]
+        # Not part of `all`, and no model can be measured to better than these either.
+        for name, share in shares(rows, ["speed", "sound"]).items():
+            self.metrics[f"verifier_{name}{suffix}"] = share
         self.metrics[f"sharpness_truth{suffix}"] = float(np.mean([row["sharpness"] for row in rows]))
 
     def dense_clips(self, frames: int, batch: int, suffix: str = "", count: int | None = None) -> None:

@@ -215,8 +215,8 @@ class AccelConfig:
         return yaml.safe_dump(self.to_dict(), sort_keys=False, allow_unicode=True)
 
     @classmethod
-    def from_yaml(cls, source: str | Path) -> Self:
-        """Read YAML text (`str`) or a YAML file (`Path`).
+    def from_yaml(cls, source: str | Path, *, tier: str | None = None) -> Self:
+        """Read YAML text (`str`) or a YAML file (`Path`); `tier` stands in for its own.
 
         Raises:
             UserError: the file can't be read, the text is no mapping, a key is unknown or given twice,
@@ -250,7 +250,9 @@ class AccelConfig:
             raise UserError(
                 f"config {values!r} is no mapping such as 'tier: exact'; a file is given as a Path"
             )
-        return cls.from_dict({} if values is None else values)
+        values = {} if values is None else values
+        # Before the config is made: what a section may be depends on the tier.
+        return cls.from_dict({**values, "tier": tier} if tier and isinstance(values, Mapping) else values)
 
 
 class _StrictLoader(yaml.SafeLoader):

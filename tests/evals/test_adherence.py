@@ -2,6 +2,7 @@
 
 import json
 import math
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -60,3 +61,19 @@ def test_the_result_says_what_its_counts_of_forwards_are(quick, tmp_path, monkey
     )
     assert "Dense clips take 49 forwards (50 steps)" in config["counted"]
     assert "25 are 26 steps" in config["counted"] and "4 are 5 steps" in config["counted"]
+
+
+def test_the_verifiers_own_ceiling_is_told_of_speed_and_sound_too(monkeypatch):
+    rows = [
+        {**dict.fromkeys(adherence.FLAGS, True), "speed": right, "sound": sound, "sharpness": 0.1}
+        for right, sound in ((True, None), (False, True), (True, False), (True, True))
+    ]
+    monkeypatch.setattr(adherence, "judge_clips", lambda *_: rows)
+    monkeypatch.setattr(adherence, "truths", lambda *_: [])
+    evaluation = Evaluation(SimpleNamespace(device=torch.device("cpu")), 4)
+    evaluation.verifier(39)
+    evaluation.verifier(124, "_124")
+    for suffix in ("", "_124"):
+        assert evaluation.metrics[f"verifier_accuracy{suffix}"] == 100.0
+        assert evaluation.metrics[f"verifier_speed{suffix}"] == 75.0
+        assert evaluation.metrics[f"verifier_sound{suffix}"] == pytest.approx(200 / 3)

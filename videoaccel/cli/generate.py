@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from videoaccel.cli.inputs import (
     add_model_arguments,
@@ -25,7 +25,7 @@ from videoaccel.cli.inputs import (
 from videoaccel.cli.progress import ProgressReport
 from videoaccel.cli.values import filled
 from videoaccel.cli.written import failures_recorded, stops_name
-from videoaccel.config import AccelConfig, _StrictLoader
+from videoaccel.config import AccelConfig
 from videoaccel.errors import UserError
 from videoaccel.media import check_writable
 from videoaccel.pipelines.registry import DEFAULT_MODEL
@@ -92,34 +92,9 @@ def asked_config(path: str | None, tier: str | None) -> AccelConfig:
     Raises:
         UserError: as `read_config`, or the tier and what the file sets don't go together.
     """
-    if path is None:
-        return AccelConfig() if tier is None else AccelConfig(tier=tier)
-    try:
-        config = read_config(path)
-    except UserError:
-        # Perhaps only of the file's own tier, or of the one that stands where it names none.
-        values = None if tier is None else settings_in(path)
-        if values is None:
-            raise
-    else:
-        if tier is None:
-            return config
-        values = config.to_dict()
-    try:
-        return AccelConfig.from_dict({**values, "tier": tier})
-    except UserError as error:
-        raise UserError(f"--config {path}: {error}") from error
-
-
-def settings_in(path: str) -> dict[str, Any] | None:
-    """The mapping that a config file holds, or None for a fault of the file, which `read_config` tells."""
-    import yaml
-
-    try:
-        values = yaml.load(Path(path).read_text(encoding="utf-8"), Loader=_StrictLoader)
-    except (OSError, ValueError, yaml.YAMLError, RecursionError):
-        return None
-    return values if isinstance(values, dict) else None
+    if path is not None:
+        return read_config(path, tier)
+    return AccelConfig() if tier is None else AccelConfig(tier=tier)
 
 
 def check_kernels(config: AccelConfig, model: str) -> None:

@@ -104,8 +104,8 @@ def same_file(one: str, other: str) -> bool:
         return False
 
 
-def read_config(path: str) -> AccelConfig:
-    """The config file that `--config` names.
+def read_config(path: str, tier: str | None = None) -> AccelConfig:
+    """The config file that `--config` names; `tier` stands in for its own.
 
     Raises:
         UserError: as `AccelConfig.from_yaml`, in the words of the command line.
@@ -124,7 +124,7 @@ def read_config(path: str) -> AccelConfig:
     if values is not None and not isinstance(values, dict):
         raise UserError(f"--config {path} holds no settings; write lines such as 'tier: exact'")
     try:
-        return AccelConfig.from_yaml(text)
+        return AccelConfig.from_yaml(text, tier=tier)
     except UserError as error:
         raise UserError(f"--config {path}: {error}") from error
 
