@@ -115,3 +115,13 @@ def test_a_projection_of_another_kind_is_refused(stock: Any, undo: ExitStack) ->
     )
     with pytest.raises(UserError, match="AdaLN projection is a Sequential"):
         FoldedAdaLN(stock, undo)
+
+
+@pytest.mark.parametrize("shape", [(4608, 32), (96768, 2688), (4608,)])
+def test_the_sample_of_a_weight_is_from_all_over_it(shape: tuple[int, ...]) -> None:
+    columns = shape[-1] if len(shape) > 1 else 1
+    places = h3_folded._sample(torch.arange(torch.Size(shape).numel()).view(shape))
+    assert 32 <= len(places) <= 64
+    assert len(set((places % columns).tolist())) >= min(columns, 16)
+    # And no quarter of the rows is left out.
+    assert len(set((4 * (places // columns) // shape[0]).tolist())) == 4

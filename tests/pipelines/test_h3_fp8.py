@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from tests.pipelines.test_h3_fused import away, inputs
-from tests.pipelines.test_lossless import OPS, latents
+from tests.pipelines.test_lossless import OPS, REQUEST, latents
 from videoaccel.config import AccelConfig, KernelsConfig
 from videoaccel.errors import UserError
 from videoaccel.install import accelerate
@@ -73,3 +73,15 @@ def test_what_cannot_be_fp8_is_refused_and_nothing_stays(tiny: Any) -> None:
         transformer.unload_lora()
     after = latents(tiny, AccelConfig())[0]
     assert all(torch.equal(after[stream], value) for stream, value in before.items())
+
+
+def test_a_lora_that_comes_later_is_refused(tiny: Any) -> None:
+    from peft import LoraConfig
+
+    with accelerate(tiny, FP8) as handle:
+        tiny.transformer.add_adapter(LoraConfig(r=2, target_modules=["to_k"]))
+        try:
+            with pytest.raises(UserError, match="a LoRA was put on linears that are FP8"):
+                handle.run(REQUEST, decode=False)
+        finally:
+            tiny.transformer.unload_lora()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import logging
 from dataclasses import replace
 from typing import Any
@@ -172,6 +173,24 @@ def test_blocks_compile_once_for_a_shape_and_the_receipt_counts_it(
     for wrong in ({"precision": "fp8"}, {"pin": {"swiglu": "eager"}}, {"fuse": False}):
         with pytest.raises(UserError, match=r"kernels\.compile"):
             accelerate(tiny, AccelConfig(tier="lossless", kernels=KernelsConfig(compile=True, **wrong)))
+
+
+def test_a_transformer_that_was_replaced_is_refused(tiny: Any) -> None:
+    own, other = tiny.transformer, copy.deepcopy(tiny.transformer)
+    with accelerate(tiny, AccelConfig(tier="lossless")) as handle:
+        tiny.transformer = other
+        try:
+            with pytest.raises(UserError, match=r"transformer was replaced since accelerate\(\)"):
+                handle.run(REQUEST, decode=False)
+        finally:
+            tiny.transformer = own
+        handle.run(REQUEST, decode=False)
+
+
+def test_removal_under_inference_mode_leaves_weights_that_can_be_trained(tiny: Any) -> None:
+    with torch.inference_mode():
+        accelerate(tiny, AccelConfig(tier="lossless")).remove()
+    assert not any(parameter.is_inference() for parameter in tiny.transformer.parameters())
 
 
 def test_a_pipeline_that_moved_is_refused(tiny: Any, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -84,6 +84,10 @@ class Kernels:
         folds: dict[str, MakeTables] = {}
         for component in dict.fromkeys(step.component for step in run.steps):
             part = state.parts[component]
+            if getattr(run.pipe, component) is not part.fitting.transformer:
+                raise UserError(
+                    f"{component} was replaced since accelerate(): call remove(), and accelerate() again"
+                )
             part.fitting.check(fused=section.fuse, folded=section.fold)
             for record in part.fitting.running(part.choices):
                 if section.compile and record.op != "attention":

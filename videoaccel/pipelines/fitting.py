@@ -28,12 +28,14 @@ class Fitting(ABC):
         components: its names on the pipeline; one transformer may serve several tasks.
         sizes: the ops it takes, and the sizes that selection asks about.
         fp8_sizes: the same of what FP8 linears take besides.
+        transformer: that one.
         dtype: of its packed sequence.
     """
 
     components: tuple[str, ...]
     sizes: Mapping[str, Mapping[str, int]]
     fp8_sizes: Mapping[str, Mapping[str, int]]
+    transformer: torch.nn.Module
     dtype: torch.dtype
 
     @abstractmethod

@@ -8,11 +8,14 @@ from contextlib import AbstractContextManager, ExitStack
 from dataclasses import replace
 from typing import Any
 
+import torch
+
 from videoaccel.errors import UserError
 from videoaccel.kernels.registry import Choice
 from videoaccel.pipelines.fitting import Compiler, Fitting, MakeTables
 from videoaccel.pipelines.fp8 import Fp8
 from videoaccel.pipelines.h3_folded import FoldedAdaLN
+from videoaccel.pipelines.h3_fp8 import fp8_linears
 from videoaccel.pipelines.h3_fused import FusedProcessor, fuse_transformer, other_backend, set_backend
 from videoaccel.pipelines.h3_run import MiniMaxH3Run
 from videoaccel.pipelines.hooked import check_unhooked
@@ -23,11 +26,14 @@ from videoaccel.receipt import KernelChoice
 class H3Fitting(Fitting):
     """See `Fitting`."""
 
+    transformer: Any
+
     def __init__(self, components: tuple[str, ...], transformer: Any) -> None:
         config = transformer.config
         width = {"width": config.hidden_size}
         heads = {"heads": config.num_attention_heads, "head_dim": config.attention_head_dim}
         self.components, self.transformer = components, transformer
+        self._converted = False
         self.dtype = transformer.transformer_blocks[0].norm1.weight.dtype
         self.sizes: Mapping[str, Mapping[str, int]] = {
             "attention": heads,
@@ -52,6 +58,15 @@ class H3Fitting(Fitting):
         }
 
     def check(self, *, fused: bool, folded: bool) -> None:
+        if self._converted and any(
+            type(linear) is not torch.nn.Linear
+            for block in self.transformer.transformer_blocks
+            for linear in fp8_linears(block)
+        ):
+            raise UserError(
+                "a LoRA was put on linears that are FP8: remove() the acceleration, merge the LoRA, and "
+                "accelerate() again"
+            )
         if folded:
             # Tables are made outside the transformer's forward, and its projections are moved.
             check_unhooked(self.transformer.named_modules(), "kernels.fold")
@@ -87,6 +102,7 @@ class H3Fitting(Fitting):
         notes = fuse_transformer(
             self.transformer, ops, undo, fp8=Fp8(ops) if fp8 else None, compiled=compiled
         )
+        self._converted = fp8
         attention = choices["attention"]
         kept = set_backend(self.transformer, attention.impl.name, undo)
         if kept is not None and attention.pinned:

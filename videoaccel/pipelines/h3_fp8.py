@@ -11,6 +11,13 @@ import torch
 from videoaccel.pipelines.fp8 import Fp8, Quantized
 
 
+def fp8_linears(block: Any) -> tuple[Any, ...]:
+    """Every linear of a block that is converted."""
+    attn, feed_forward = block.attn, block.ff
+    joint = (attn.to_qkv,) if attn.fused_projections else (attn.to_q, attn.to_k, attn.to_v)
+    return (*joint, attn.to_out[0], feed_forward.net[0].proj, feed_forward.net[2])
+
+
 def fp8_attention(
     attn: Any, fp8: Fp8, undo: ExitStack
 ) -> tuple[Callable[..., Sequence[torch.Tensor]], Callable[..., torch.Tensor]]:

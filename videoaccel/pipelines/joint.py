@@ -50,11 +50,14 @@ def join_weights(linears: Sequence[Any], undo: ExitStack) -> bool:
         return False
 
     def apart() -> None:
-        for linear in linears:
-            linear.weight.data = linear.weight.data.clone()
+        # A weight made under inference mode could never be trained again.
+        with torch.inference_mode(False):
+            for linear in linears:
+                linear.weight.data = linear.weight.data.clone()
 
     undo.callback(apart)
-    joint = torch.cat([linear.weight.data for linear in linears])
+    with torch.inference_mode(False):
+        joint = torch.cat([linear.weight.data for linear in linears])
     for linear, part in zip(
         linears, joint.split_with_sizes([linear.out_features for linear in linears]), strict=True
     ):
