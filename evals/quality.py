@@ -21,6 +21,7 @@ import torch.nn.functional as F
 from evals.command import user_errors
 from evals.stlpips import stlpips
 from evals.vmaf import vmaf
+from videoaccel.cli.inputs import check_outputs_spare_inputs
 from videoaccel.errors import UserError
 from videoaccel.media import Video, check_writable, read_video
 
@@ -224,6 +225,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     args = parser.parse_args(argv)
     if args.sheet:
         check_writable(args.sheet, suffix=".png")
+        check_outputs_spare_inputs(
+            {"--sheet": args.sheet}, [("the first clip", args.a), ("the second", args.b)]
+        )
     a, b = read_video(args.a), read_video(args.b)
     metrics, notes = compare(a, b, skip=args.skip)
     if args.sheet:

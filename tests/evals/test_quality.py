@@ -230,6 +230,19 @@ def test_bad_input_exits_2_with_one_line(
         assert captured.out == "" and captured.err.startswith("error: ") and captured.err.count("\n") == 1
 
 
+def test_a_sheet_never_takes_the_place_of_a_clip(
+    pair: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    # The container is told by what is in it, so a clip may be called anything.
+    clip = tmp_path / "clip.png"
+    clip.write_bytes(Path(pair[0]).read_bytes())
+    before = clip.read_bytes()
+    skip = ["--skip", "vmaf", "--skip", "st_lpips"]
+    assert quality.main([str(clip), pair[1], *skip, "--sheet", str(clip)]) == 2
+    assert "--sheet" in capsys.readouterr().err
+    assert clip.read_bytes() == before
+
+
 def test_sheets_show_the_frames_they_should(tmp_path: Path) -> None:
     assert contact_sheet.pick(39, 5) == [0, 10, 19, 28, 38]
     assert contact_sheet.pick(3, 8) == [0, 1, 2]

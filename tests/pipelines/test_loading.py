@@ -187,6 +187,7 @@ def test_broken_folders_get_one_line(folder: Path, what: str, line: str) -> None
         ({"task": "t2v"}, "did you mean 't2va'"),
         ({"device": "cuda:99"}, "try --device"),
         ({"device": "gpu"}, "try --device"),
+        ({"device": "hpu"}, "try --device"),
         ({"device": "meta"}, "'meta' holds no numbers to compute with; try --device"),
         ({"device": ["cpu"]}, "try --device"),
     ],

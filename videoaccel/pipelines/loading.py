@@ -108,7 +108,7 @@ def check_device(device: str | torch.device | None) -> torch.device:
     try:
         place = torch.device(device)
         torch.empty(0, device=place)
-    except (RuntimeError, AssertionError, TypeError, NotImplementedError) as error:
+    except (RuntimeError, AssertionError, TypeError, NotImplementedError, ImportError) as error:
         raise UserError(f"device {device!r} cannot be used here; try --device {default_device()}") from error
     # Others exist to torch and compute nothing: `meta` has shapes only.
     if place.type not in ("cpu", default_device().type):
