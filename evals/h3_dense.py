@@ -72,6 +72,17 @@ class Case:
     compare: bool
 
 
+def timed_request(frames: int, height: int, width: int, forwards: int) -> Request:
+    """A request of so many forwards, for a pipeline with no text encoder."""
+    return Request(
+        prompt="random weights: the text encoder is not built",
+        num_frames=frames,
+        height=height,
+        width=width,
+        steps=forwards + 1,
+    )
+
+
 class Bench:
     """A pipeline and the measurements taken on it so far."""
 
@@ -86,13 +97,7 @@ class Bench:
 
     def encoded(self, frames: int, forwards: int) -> Run:
         """A request of `forwards` forwards, ready to denoise."""
-        request = Request(
-            prompt="random weights: the text encoder is not built",
-            num_frames=frames,
-            height=self.height,
-            width=self.width,
-            steps=forwards + 1,
-        )
+        request = timed_request(frames, self.height, self.width, forwards)
         run = self.handle.family.start(self.pipe, request, prompt_embeds=self.embeds, decode=False)
         run.encode()
         return run

@@ -19,7 +19,7 @@ from typing import Any
 import torch
 
 from evals.command import user_errors
-from evals.h3_dense import TINY, say
+from evals.h3_dense import TINY, say, timed_request
 from evals.results_file import write_result
 from videoaccel.cli.values import whole
 from videoaccel.config import AccelConfig, KernelsConfig
@@ -29,7 +29,6 @@ from videoaccel.install import Handle, accelerate
 from videoaccel.media import check_writable
 from videoaccel.pipelines.h3_random import build_random_h3, random_prompt_embeds
 from videoaccel.pipelines.loading import check_device
-from videoaccel.pipelines.request import Request
 
 MODES = {
     "lossless": AccelConfig(tier="lossless"),
@@ -43,17 +42,6 @@ Canvas = tuple[int, int]
 """Height and width, px."""
 
 
-def request(frames: int, height: int, width: int, forwards: int) -> Request:
-    """A request of so many forwards."""
-    return Request(
-        prompt="random weights: the text encoder is not built",
-        num_frames=frames,
-        height=height,
-        width=width,
-        steps=forwards + 1,
-    )
-
-
 class Case:
     """One pipeline, and one clip that is timed on it."""
 
@@ -65,7 +53,7 @@ class Case:
     def run(self, handle: Handle, forwards: int, canvas: Canvas | None = None) -> Any:
         """The receipt of a clip without decoding."""
         height, width = canvas or self.canvas
-        asked = request(self.frames, height, width, forwards)
+        asked = timed_request(self.frames, height, width, forwards)
         return handle.run(asked, prompt_embeds=self.embeds, decode=False)[1]
 
     def timed(self, handle: Handle, forwards: int) -> dict[str, Any]:

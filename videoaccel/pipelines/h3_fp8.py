@@ -11,11 +11,15 @@ import torch
 from videoaccel.pipelines.fp8 import Fp8, Quantized
 
 
+def inward_linears(attn: Any) -> tuple[Any, ...]:
+    """What makes queries, keys and values of an attention: three linears, or diffusers' fused one."""
+    return (attn.to_qkv,) if attn.fused_projections else (attn.to_q, attn.to_k, attn.to_v)
+
+
 def fp8_linears(block: Any) -> tuple[Any, ...]:
     """Every linear of a block that is converted."""
     attn, feed_forward = block.attn, block.ff
-    joint = (attn.to_qkv,) if attn.fused_projections else (attn.to_q, attn.to_k, attn.to_v)
-    return (*joint, attn.to_out[0], feed_forward.net[0].proj, feed_forward.net[2])
+    return (*inward_linears(attn), attn.to_out[0], feed_forward.net[0].proj, feed_forward.net[2])
 
 
 def fp8_attention(
@@ -26,8 +30,7 @@ def fp8_attention(
     Raises:
         UserError: a linear can't be converted.
     """
-    joint = (attn.to_qkv,) if attn.fused_projections else (attn.to_q, attn.to_k, attn.to_v)
-    inward, outward = fp8.convert(joint, undo), fp8.convert((attn.to_out[0],), undo)
+    inward, outward = fp8.convert(inward_linears(attn), undo), fp8.convert((attn.to_out[0],), undo)
     part = sum(inward.sizes) // 3
 
     def project(attn: Any, rows: torch.Tensor | Quantized) -> Sequence[torch.Tensor]:

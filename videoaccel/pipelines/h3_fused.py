@@ -16,7 +16,7 @@ import torch
 from videoaccel.errors import UserError
 from videoaccel.pipelines.fitting import Compiler
 from videoaccel.pipelines.fp8 import Fp8, Quantized
-from videoaccel.pipelines.h3_fp8 import fp8_attention, fp8_feed_forward
+from videoaccel.pipelines.h3_fp8 import fp8_attention, fp8_feed_forward, inward_linears
 from videoaccel.pipelines.joint import join_weights, joint_weight
 from videoaccel.pipelines.swap import swap_forward
 
@@ -71,7 +71,7 @@ def fuse_transformer(
             project = _apart if compiled is not None else None
             _put_processor(attn, FusedProcessor(ops["qk_norm_rope"], project), undo)
             if not attn.fused_projections and compiled is None:
-                apart += not join_weights((attn.to_q, attn.to_k, attn.to_v), undo)
+                apart += not join_weights(inward_linears(attn), undo)
     swap_forward(transformer.norm_out, _norm_out_forward(transformer.norm_out, ops), undo)
     notes = {
         "attention processors are not diffusers' own, and keep their norms and rotary embedding": foreign,
@@ -224,7 +224,7 @@ def projected(attn: Any, hidden_states: torch.Tensor) -> tuple[torch.Tensor, ...
     if attn.fused_projections:
         parts: tuple[torch.Tensor, ...] = attn.to_qkv(hidden_states).chunk(3, dim=-1)
         return parts
-    linears = (attn.to_q, attn.to_k, attn.to_v)
+    linears = inward_linears(attn)
     joint = joint_weight(linears)
     if joint is None:
         return _apart(attn, hidden_states)
@@ -272,7 +272,7 @@ def set_backend(transformer: Any, name: str, undo: ExitStack) -> str | None:
     from diffusers.models.attention_dispatch import AttentionBackendName
 
     processors = [block.attn.processor for block in transformer.transformer_blocks]
-    if kept := _named(getattr(processor, "_attention_backend", None) for processor in processors):
+    if kept := _backends(processors):
         return kept
     chosen = AttentionBackendName(_BACKENDS[name])
 
@@ -289,9 +289,11 @@ def set_backend(transformer: Any, name: str, undo: ExitStack) -> str | None:
 
 def other_backend(processors: Sequence[Any], name: str) -> str | None:
     """What attention runs on now where that is not, or not only, the named implementation."""
-    found = _named(getattr(processor, "_attention_backend", None) for processor in processors)
+    found = _backends(processors)
     return None if found == _BACKENDS[name] else found or "diffusers' default"
 
 
-def _named(backends: Iterable[Any]) -> str:
-    return ", ".join(sorted({str(getattr(b, "value", b)) for b in backends if b is not None}))
+def _backends(processors: Iterable[Any]) -> str:
+    """The names of what is set on attention processors; empty where nothing is."""
+    found = (getattr(processor, "_attention_backend", None) for processor in processors)
+    return ", ".join(sorted({str(getattr(b, "value", b)) for b in found if b is not None}))
