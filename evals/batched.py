@@ -173,6 +173,71 @@ def block_forward(
     return x + gate2 * _swiglu(block.ff, y)
 
 
+@dataclass
+class StackContext:
+    """What every block of a forward reads beside the hidden states."""
+
+    temb: torch.Tensor  # (B, 3, time_embed_dim) float32, by noise level
+    cos: torch.Tensor  # (1, S, 1, rotated channels) in the hidden states' dtype
+    sin: torch.Tensor
+
+
+def enter_blocks(
+    model: MiniMaxH3Transformer3DModel,
+    layout: Layout,
+    video: torch.Tensor,
+    audio: torch.Tensor,
+    text: torch.Tensor,
+    times: torch.Tensor,
+) -> tuple[torch.Tensor, StackContext]:
+    """What the first block is passed, `(B, S, D)`; the arguments are `transformer_forward`'s."""
+    cos, sin = model.rope(layout.position_ids)
+    cos, sin = cos[None, :, None], sin[None, :, None]
+    words = model.context_embedder(text)
+    for block in model.token_refiner.refiner_blocks:
+        words = words + _attention(block.attn, _norm(words, block.norm1.weight, block.norm1.eps), None, None)
+        words = words + _swiglu(block.ff, _norm(words, block.norm2.weight, block.norm2.eps))
+    final = model.token_refiner.final_norm
+    words = _norm(words, final.weight, final.eps)
+    x = words.new_zeros(len(video), layout.rows, words.shape[-1])
+    x = x.index_copy(1, layout.text, words)
+    x = x.index_copy(1, layout.video, model.proj_in(video).to(x.dtype))
+    x = x.index_copy(1, layout.audio, model.audio_proj_in(audio).to(x.dtype))
+    with torch.autocast(x.device.type, enabled=False):
+        temb = model.time_embedder(model.time_proj(times.flatten())).unflatten(0, times.shape)
+    return x, StackContext(temb, cos.to(x.dtype), sin.to(x.dtype))
+
+
+def run_blocks(
+    model: MiniMaxH3Transformer3DModel,
+    layout: Layout,
+    x: torch.Tensor,
+    context: StackContext,
+    start: int,
+    stop: int,
+    block_fn=block_forward,
+    states: list[torch.Tensor] | None = None,
+) -> torch.Tensor:
+    """Blocks `[start, stop)` over hidden states `(B, S, D)`; `states` as in `transformer_forward`."""
+    for block in model.transformer_blocks[start:stop]:
+        x = block_fn(block, x, context.temb, layout.runs, context.cos, context.sin)
+        if states is not None:
+            states.append(x)
+    return x
+
+
+def leave_blocks(
+    model: MiniMaxH3Transformer3DModel, layout: Layout, x: torch.Tensor, context: StackContext
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Velocities from the last block's hidden states, as `transformer_forward` returns them."""
+    out = model.norm_out
+    table = out.linear(F.silu(context.temb)).to(x.dtype)
+    shift, scale = torch.matmul(layout.times.to(x.dtype), table).chunk(2, dim=-1)
+    x = _norm(x, out.norm.weight, out.norm.eps) * (1 + scale) + shift
+    generated = layout.video[layout.conditions :]
+    return model.proj_out(x[:, generated]).float(), model.audio_proj_out(x[:, layout.audio]).float()
+
+
 def transformer_forward(
     model: MiniMaxH3Transformer3DModel,
     layout: Layout,
@@ -193,32 +258,9 @@ def transformer_forward(
     Returns:
         Video `(B, Nv - conditions, 64)` and audio `(B, Na, 16)` velocities, data-ward, float32.
     """
-    cos, sin = model.rope(layout.position_ids)
-    cos, sin = cos[None, :, None], sin[None, :, None]
-    words = model.context_embedder(text)
-    for block in model.token_refiner.refiner_blocks:
-        words = words + _attention(block.attn, _norm(words, block.norm1.weight, block.norm1.eps), None, None)
-        words = words + _swiglu(block.ff, _norm(words, block.norm2.weight, block.norm2.eps))
-    final = model.token_refiner.final_norm
-    words = _norm(words, final.weight, final.eps)
-    x = words.new_zeros(len(video), layout.rows, words.shape[-1])
-    x = x.index_copy(1, layout.text, words)
-    x = x.index_copy(1, layout.video, model.proj_in(video).to(x.dtype))
-    x = x.index_copy(1, layout.audio, model.audio_proj_in(audio).to(x.dtype))
-    with torch.autocast(x.device.type, enabled=False):
-        temb = model.time_embedder(model.time_proj(times.flatten())).unflatten(0, times.shape)
-    cos, sin = cos.to(x.dtype), sin.to(x.dtype)
-    for block in model.transformer_blocks:
-        x = block_fn(block, x, temb, layout.runs, cos, sin)
-        if states is not None:
-            states.append(x)
-    out = model.norm_out
-    shift, scale = torch.matmul(layout.times.to(x.dtype), out.linear(F.silu(temb)).to(x.dtype)).chunk(
-        2, dim=-1
-    )
-    x = _norm(x, out.norm.weight, out.norm.eps) * (1 + scale) + shift
-    generated = layout.video[layout.conditions :]
-    return model.proj_out(x[:, generated]).float(), model.audio_proj_out(x[:, layout.audio]).float()
+    x, context = enter_blocks(model, layout, video, audio, text, times)
+    x = run_blocks(model, layout, x, context, 0, len(model.transformer_blocks), block_fn, states)
+    return leave_blocks(model, layout, x, context)
 
 
 def patches_of(images: torch.Tensor, patch: int = 16, merge: int = 2) -> torch.Tensor:

@@ -49,11 +49,43 @@ class Sampled:
 
 
 @dataclass
-class _Request:
+class Prepared:
+    """One clip's prompt as tokens, and the pictures that condition it."""
+
     spec: ClipSpec
     ids: list[int]
     tags: list[int]
     images: list[np.ndarray]  # the vision tower's pictures, (H, W, 3) uint8
+
+
+@dataclass
+class Packed:
+    """A batch of clips of one layout before its first step, on the device."""
+
+    clips: list[Prepared]
+    layout: Layout
+    frames: int  # latent frames
+    edge: int  # latent height and width
+    audio: int  # audio latents a channel
+    kept: torch.Tensor  # (B, Nc, 96) condition rows
+    video: torch.Tensor  # (B, Nv, 96) generated rows: noise
+    sound: torch.Tensor  # (B, Na, 32) likewise
+    text: torch.Tensor  # (B, Nt, text_dim)
+    blank: torch.Tensor | None  # the same of blank prompts, where there is guidance
+
+    def finished(self, index: int, video: torch.Tensor, sound: torch.Tensor) -> Sampled:
+        """Clip `index` of the batch, from its rows `(Nv, 96)` and `(Na, 32)` after the last step.
+
+        Raises:
+            FloatingPointError: a latent is not finite.
+        """
+        if not (torch.isfinite(video).all() and torch.isfinite(sound).all()):
+            raise FloatingPointError(f"a latent of clip {self.clips[index].spec.seed} is not finite")
+        return Sampled(
+            spec=self.clips[index].spec,
+            latents=unpatchify(video, self.frames, self.edge).cpu(),
+            audio_latents=sound.view(2, self.audio, -1).transpose(1, 2).contiguous().cpu(),
+        )
 
 
 class Sampler:
@@ -81,7 +113,7 @@ class Sampler:
         for network in (self.transformer, pipe.text_encoder, pipe.vae, pipe.audio_vae):
             network.to(device).eval()
 
-    def _prepare(self, spec: ClipSpec, task: str, anchors: tuple[str, ...], size: int) -> _Request:
+    def _prepare(self, spec: ClipSpec, task: str, anchors: tuple[str, ...], size: int) -> Prepared:
         tokenizer = self.pipe.tokenizer
         images: list[np.ndarray] = []
         if task == "ref2va":
@@ -93,7 +125,7 @@ class Sampler:
         ids, tags = presentation(tokenizer, [i.shape[0] // 32 * (i.shape[1] // 32) for i in images])
         prompt = spec.reference_prompt() if task == "ref2va" else spec.caption()
         words = tokenizer(prompt, add_special_tokens=False)["input_ids"]
-        return _Request(spec, ids + words, tags + [TEXT_TAG] * len(words), images)
+        return Prepared(spec, ids + words, tags + [TEXT_TAG] * len(words), images)
 
     @torch.no_grad()
     def sample(
@@ -114,26 +146,38 @@ class Sampler:
             task: `t2va`, `ref2va` (the first object's still is the reference) or `fl2va` (see `anchors`).
             anchors: which keyframes of the true clip condition `fl2va`: "first", "last".
         """
-        groups: dict[tuple[int, ...], list[tuple[int, _Request]]] = defaultdict(list)
-        for index, spec in enumerate(specs):
-            request = self._prepare(spec, task, anchors, size)
-            groups[tuple(request.tags)].append((index, request))
         done: dict[int, Sampled] = {}
-        for tags, members in groups.items():
-            for start in range(0, len(members), batch):
-                part = members[start : start + batch]
-                results = self._run([request for _, request in part], tags, forwards, task, anchors, size)
-                done.update((index, result) for (index, _), result in zip(part, results, strict=True))
+        for places, packed in self.packed(specs, task=task, anchors=anchors, batch=batch, size=size):
+            video, sound = self._denoise(packed, forwards)
+            for index, place in enumerate(places):
+                done[place] = packed.finished(index, video[index], sound[index])
         return [done[index] for index in range(len(specs))]
 
-    def _conditions(self, request: _Request) -> list[torch.Tensor]:
+    def packed(
+        self, specs: Sequence[ClipSpec], *, task: str, anchors: tuple[str, ...], batch: int, size: int
+    ) -> Iterator[tuple[list[int], Packed]]:
+        """The clips in batches of one layout, each with the places in `specs` that it holds.
+
+        The arguments are those of `sample`.
+        """
+        groups: dict[tuple[int, ...], list[tuple[int, Prepared]]] = defaultdict(list)
+        for place, spec in enumerate(specs):
+            clip = self._prepare(spec, task, anchors, size)
+            groups[tuple(clip.tags)].append((place, clip))
+        for members in groups.values():
+            for start in range(0, len(members), batch):
+                part = members[start : start + batch]
+                clips = [clip for _, clip in part]
+                yield [place for place, _ in part], self._pack(clips, task, anchors, size)
+
+    def _conditions(self, request: Prepared) -> list[torch.Tensor]:
         found = []
         for image in request.images:
             pixels = torch.from_numpy(image).to(self.device).permute(2, 0, 1)[None, :, None]
             found.append(encode_vae_condition(self.pipe.vae, pixels, PIXEL_MEAN, PIXEL_STD))
         return found
 
-    def _start(self, request: _Request, frames: int, edge: int, audio: int) -> tuple[torch.Tensor, ...]:
+    def _start(self, request: Prepared, frames: int, edge: int, audio: int) -> tuple[torch.Tensor, ...]:
         """Condition rows, video rows and audio rows of one request, drawn in the stock order on the CPU."""
         generator = torch.Generator().manual_seed(request.spec.seed)
         channels = self.pipe.vae.config.latent_channels
@@ -148,17 +192,9 @@ class Sampler:
         rows = patchify_video_latents(video, PATCH)
         return torch.cat(kept) if kept else rows[:0], rows, sound
 
-    def _run(
-        self,
-        requests: list[_Request],
-        tags: tuple[int, ...],
-        forwards: int,
-        task: str,
-        anchors: tuple[str, ...],
-        size: int,
-    ) -> list[Sampled]:
+    def _pack(self, clips: list[Prepared], task: str, anchors: tuple[str, ...], size: int) -> Packed:
         device = self.device
-        length = requests[0].spec.frames
+        length, tags = clips[0].spec.frames, clips[0].tags
         compression = self.pipe.vae.spatial_compression_ratio
         frames, edge = video_latent_num_frames(length, 17, 5), size // compression
         audio = audio_latent_num_frames(length)
@@ -169,60 +205,42 @@ class Sampler:
             audio,
             device,
             anchors=anchors,
-            reference_edge=requests[0].images[0].shape[0] // compression if task == "ref2va" else None,
+            reference_edge=clips[0].images[0].shape[0] // compression if task == "ref2va" else None,
         )
         kept, video, sound = (
             torch.stack(rows).to(device)
-            for rows in zip(*(self._start(r, frames, edge, audio) for r in requests), strict=True)
+            for rows in zip(*(self._start(clip, frames, edge, audio) for clip in clips), strict=True)
         )
-        ids = torch.tensor([request.ids for request in requests], device=device)
+        ids = torch.tensor([clip.ids for clip in clips], device=device)
         images = grid = None
-        if requests[0].images:
-            images = torch.from_numpy(np.stack([np.stack(r.images) for r in requests])).to(device)
+        if clips[0].images:
+            images = torch.from_numpy(np.stack([np.stack(clip.images) for clip in clips])).to(device)
             grid = (images.shape[2] // 16, images.shape[3] // 16)
-        text = text_forward(self.pipe.text_encoder, ids, self.pipe.text_encoder_layer, images, grid)
-        texts = [text]
+        encoder, layer = self.pipe.text_encoder, self.pipe.text_encoder_layer
+        text, blank = text_forward(encoder, ids, layer, images, grid), None
         if self.guidance is not None:
-            blank = self.pipe.tokenizer.convert_tokens_to_ids("<|endoftext|>")
             prompt_start = max((i + 1 for i, tag in enumerate(tags) if tag == VIDEO_TAG), default=0)
             ids = ids.clone()
-            ids[:, prompt_start:] = blank
-            texts.append(
-                text_forward(self.pipe.text_encoder, ids, self.pipe.text_encoder_layer, images, grid)
-            )
-        video, sound = self._denoise(layout, kept, video, sound, texts, forwards)
-        return [
-            Sampled(
-                spec=request.spec,
-                latents=_unpatchify(rows, frames, edge).cpu(),
-                audio_latents=waves.view(2, audio, -1).transpose(1, 2).contiguous().cpu(),
-            )
-            for request, rows, waves in zip(requests, video, sound, strict=True)
-        ]
+            ids[:, prompt_start:] = self.pipe.tokenizer.convert_tokens_to_ids("<|endoftext|>")
+            blank = text_forward(encoder, ids, layer, images, grid)
+        return Packed(clips, layout, frames, edge, audio, kept, video, sound, text, blank)
 
-    def _denoise(
-        self,
-        layout: Layout,
-        kept: torch.Tensor,
-        video: torch.Tensor,
-        sound: torch.Tensor,
-        texts: list[torch.Tensor],
-        forwards: int,
-    ) -> tuple[torch.Tensor, torch.Tensor]:
+    def _denoise(self, packed: Packed, forwards: int) -> tuple[torch.Tensor, torch.Tensor]:
         schedules = []
         for scheduler in (self.pipe.scheduler, self.pipe.audio_scheduler):
             own = copy.deepcopy(scheduler)
             own.set_timesteps(forwards + 1)
             schedules.append((own.timesteps.tolist(), own.sigmas.tolist()))
         (times, sigmas), (audio_times, audio_sigmas) = schedules
+        video, sound = packed.video, packed.sound
+        texts = [packed.text] if packed.blank is None else [packed.text, packed.blank]
         for i in range(len(times)):
-            now = torch.tensor(
-                [[times[i], audio_times[i], max(times[i], CONDITION_TIME)]], device=self.device
-            )
+            levels = noise_levels(times[i], audio_times[i], device=self.device).expand(len(video), -1)
             with torch.autocast(self.device.type, torch.bfloat16, enabled=self.amp):
-                rows, levels = torch.cat([kept, video], dim=1), now.expand(len(video), -1)
+                rows = torch.cat([packed.kept, video], dim=1)
                 answers = [
-                    transformer_forward(self.transformer, layout, rows, sound, text, levels) for text in texts
+                    transformer_forward(self.transformer, packed.layout, rows, sound, text, levels)
+                    for text in texts
                 ]
             velocity, audio_velocity = answers[0]
             if self.guidance is not None:
@@ -230,10 +248,8 @@ class Sampler:
                     blank + weight * (told - blank)
                     for told, blank, weight in zip(answers[0], answers[1], self.guidance, strict=True)
                 )
-            video = _euler(video, velocity, times[i], sigmas[i], sigmas[i + 1])
-            sound = _euler(sound, audio_velocity, audio_times[i], audio_sigmas[i], audio_sigmas[i + 1])
-        if not (torch.isfinite(video).all() and torch.isfinite(sound).all()):
-            raise FloatingPointError("a latent is not finite")
+            video = euler(video, velocity, times[i], sigmas[i], sigmas[i + 1])
+            sound = euler(sound, audio_velocity, audio_times[i], audio_sigmas[i], audio_sigmas[i + 1])
         return video, sound
 
     @torch.no_grad()
@@ -258,13 +274,19 @@ class Sampler:
             yield from zip(frames, waves, strict=True)
 
 
-def _euler(x: torch.Tensor, velocity: torch.Tensor, time: float, sigma: float, after: float) -> torch.Tensor:
+def noise_levels(time: float, audio_time: float, *, device: torch.device | str = "cpu") -> torch.Tensor:
+    """`(3,)` clean-ward times of a forward: generated video, generated audio and conditions."""
+    return torch.tensor([time, audio_time, max(time, CONDITION_TIME)], device=device)
+
+
+def euler(x: torch.Tensor, velocity: torch.Tensor, time: float, sigma: float, after: float) -> torch.Tensor:
     """The stock scheduler's step, whose x0 takes sigma from the timestep."""
     ratio = after / sigma
     return ratio * x + (1.0 - ratio) * (x + (1 - time) * velocity)
 
 
-def _unpatchify(rows: torch.Tensor, frames: int, edge: int) -> torch.Tensor:
+def unpatchify(rows: torch.Tensor, frames: int, edge: int) -> torch.Tensor:
+    """Video rows `(Nv, 96)` as latents `(24, frames, edge, edge)`."""
     patch_t, patch_h, patch_w = PATCH
     x = rows.view(frames // patch_t, edge // patch_h, edge // patch_w, -1, patch_t, patch_h, patch_w)
     return x.permute(3, 0, 4, 1, 5, 2, 6).reshape(-1, frames, edge, edge)
