@@ -56,12 +56,17 @@ class Ran:
         sampled: its latents.
         forwards: steps by kind, as `Run.forwards`: `dense` and `sparse` where the transformer ran whole,
             `reused` where it did not, and `probe` where it ran in part.
-        forwards_run: transformer work in units of one forward: blocks run over blocks there are.
+        work: of each step, the share of the transformer's blocks that were run: 1.0 where it ran whole.
     """
 
     sampled: Sampled
     forwards: Counter[str]
-    forwards_run: float
+    work: tuple[float, ...]
+
+    @property
+    def forwards_run(self) -> float:
+        """Transformer work of the clip in units of one forward, probes included."""
+        return sum(self.work)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -169,7 +174,7 @@ class Lockstep:
             _drive(clips, network)
             for place, clip in zip(places, clips, strict=True):
                 sampled = packed.finished(clip.index, clip.rows["video"], clip.rows["audio"])
-                done[place] = Ran(sampled=sampled, forwards=clip.forwards, forwards_run=clip.forwards_run)
+                done[place] = Ran(sampled=sampled, forwards=clip.forwards, work=tuple(clip.work))
         return [done[place] for place in range(len(jobs))]
 
 
@@ -231,7 +236,7 @@ class _Clip:
         self.id = uuid.uuid4().hex
         self.rows = network.noise(index)
         self.forwards: Counter[str] = Counter()
-        self.forwards_run = 0.0
+        self.work: list[float] = []
         self.ask: Callable[[_Question], Any]
         self._device, self._count = network.device, network.count
 
@@ -277,7 +282,7 @@ class _Clip:
             blocks=blocks,
         )
         velocity = answer(call)
-        self.forwards_run += ran + blocks.run_here / self._count
+        self.work.append(ran + blocks.run_here / self._count)
         if not ran:
             whole = blocks.run_here >= self._count
             self.forwards["dense" if whole else "reused"] += 1
