@@ -1,12 +1,16 @@
 """The libraries' own caches on the stock pipeline: what the restated peers are held to.
 
-As shipped, diffusers' caches do not work on MiniMax-H3: its block is in no registry, and its loop never says
-which step it is at.
+As shipped, none of them works on MiniMax-H3. Its block is not in diffusers' registry, and its loop never says
+which step it is at. cache-dit 1.5.3 puts a forward without a signature in place; the loop takes the names of
+the layout's tensors from the signature, and so passes none of them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import importlib
+import inspect
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -78,3 +82,30 @@ def raw_vision(frames: int, edge: int) -> Callable[..., list[torch.Tensor]]:
         return [unpatchify(kwargs["hidden_states"][0], frames, edge)]
 
     return callback
+
+
+@contextmanager
+def cache_dit_enabled(transformer: Any, cache_config: Any, calibrator_config: Any = None) -> Iterator[None]:
+    """Runs cache-dit's DBCache on a MiniMax-H3 transformer while the context is open.
+
+    Args:
+        transformer: the one to cache; its `_cached_steps` are the steps that skipped, once a run is over.
+        cache_config: a `DBCacheConfig` with `num_inference_steps`, the forwards of a run.
+        calibrator_config: for example a `TaylorSeerCalibratorConfig`.
+
+    Raises:
+        ImportError: cache-dit, which is no requirement of this project, is not installed.
+    """
+    cache_dit = importlib.import_module("cache_dit")
+    signature = inspect.signature(transformer.forward)
+    adapter = cache_dit.BlockAdapter(
+        transformer=transformer,
+        blocks=transformer.transformer_blocks,
+        forward_pattern=cache_dit.ForwardPattern.Pattern_3,
+    )
+    cache_dit.enable_cache(adapter, cache_config=cache_config, calibrator_config=calibrator_config)
+    transformer.forward.__signature__ = signature
+    try:
+        yield
+    finally:
+        cache_dit.disable_cache(adapter)

@@ -21,7 +21,8 @@ class PeerSpec:
 
     Attributes:
         name: in results.
-        knob: what is swept: `forwards` (of the schedule), `threshold`, `interval` or `dense` (steps that run).
+        knob: what is swept: `forwards` (of the schedule), `threshold`, `interval`, or `dense` (steps that
+            run).
         values: of the knob, from gentle to hard; as many for each peer.
         make: its controller for one clip.
         settings: everything else it is set to, for the result file.

@@ -19,7 +19,7 @@ class Used:
 
 
 Correction = Callable[[Streams, Sequence[Used]], Streams | None]
-"""After a dense step: the sample and the steps from the third last dense one to this; the corrected streams."""
+"""Called after a dense step: sample and steps from the third last dense one to this, to corrected streams."""
 
 
 def spread(forwards: int, dense: int, *, warp: float = 1.0) -> tuple[int, ...]:
